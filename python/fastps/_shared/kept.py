@@ -4,12 +4,14 @@ from __future__ import annotations
 
 __all__ = [
     "BUFFERS",
+    "DIRECTION",
     "FRAMES",
     "HEADS",
     "NOTES",
     "OBSERVATIONS",
     "REPLAY",
     "RETURNS",
+    "ROLLOUTS",
     "SETTINGS",
     "SPREAD",
     "is_kept",
@@ -23,6 +25,8 @@ BUFFERS = ".buffers"
 FRAMES, OBSERVATIONS, SETTINGS, RETURNS = "rl.frames", "rl.observations", "rl.settings", "es.returns"
 #: Standard deviations of the cross-entropy method, for two versions of the model.
 SPREAD = "cem.spread"
+#: Of trust region policy optimization: the steps of a version, and the direction of the model's next one.
+ROLLOUTS, DIRECTION = "trpo.rollouts", "trpo.direction"
 #: The transitions of a global replay, and where each of its actors writes next.
 REPLAY, HEADS = "rl.replay", "rl.replay.heads"
 
@@ -30,5 +34,5 @@ REPLAY, HEADS = "rl.replay", "rl.replay.heads"
 def is_kept(group: str) -> bool:
     """Returns whether a group's tensors are kept beside a model; the name of its run may precede it."""
     own = group.rpartition("/")[2]
-    kept = (NOTES, FRAMES, OBSERVATIONS, SETTINGS, RETURNS, SPREAD, REPLAY, HEADS)
+    kept = (NOTES, FRAMES, OBSERVATIONS, SETTINGS, RETURNS, SPREAD, ROLLOUTS, DIRECTION, REPLAY, HEADS)
     return own.endswith(BUFFERS) or own in kept

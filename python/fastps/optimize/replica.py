@@ -109,11 +109,13 @@ class Replica:
         #: Set once a portion was compared with two parts of it.
         self._adds_up = False
 
-    def run(self) -> int:
+    def run(self, *, wait_to_open: bool = True) -> int:
         """Computes portions until the space is closed, as `minimize` does at its end, or until `stop`.
 
-        If the space is not open yet, it waits for that. After an error or Ctrl-C others get at once what the
-        replica held.
+        After an error or Ctrl-C others get at once what the replica held.
+
+        Args:
+            wait_to_open: If the space is not open yet, wait for that; False: return 0.
 
         Returns:
             How many portions it has added to sums.
@@ -125,6 +127,8 @@ class Replica:
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
         """
         self._forget()
+        if not wait_to_open and self._open_space() is None:
+            return 0
         added = 0
         report: _Report | None = None
         try:

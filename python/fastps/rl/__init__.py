@@ -1,6 +1,6 @@
 """Reinforcement learning by workers that share one model; any of them may join late or die.
 
-`A3C`, `Naive`, `EvolutionStrategies`, `CEM` and `Gorila` are settings of algorithms. `run_worker` trains
+`A3C`, `Naive`, `TRPO`, `EvolutionStrategies`, `CEM` and `Gorila` are settings of algorithms. `run_worker` trains
 as one worker, in this process, on any machine; `train` starts servers, workers and an evaluator on this one;
 `train_round_robin` runs logical workers in one thread; `evaluate` plays the model. `fetch` and `load` return
 a `Policy`, from a run and from a file.
@@ -35,11 +35,13 @@ from fastps.rl.policy import Policy, load
 from fastps.rl.training.children import WorkerError
 from fastps.rl.training.run import Point, Run
 from fastps.rl.training.train import train
+from fastps.rl.trpo import TRPO
 from fastps.rl.workers import evaluate, fetch, run_worker, train_round_robin
 
 __all__ = [
     "A3C",
     "CEM",
+    "TRPO",
     "ActorCritic",
     "Episode",
     "EpisodeError",

@@ -297,12 +297,20 @@ class Learner:
         sample = self.task.actions.sample
         return self._rollout(self.play_by(lambda output: sample(output, self.rng), steps), gamma)
 
-    def play_by(self, choose: Callable[[Array], Any], steps: int) -> list[Transition]:
-        """Plays on by the actions that a function draws from the policy; steps as for `play`."""
+    def play_by(
+        self, choose: Callable[[Array], Any], steps: int, seed: Callable[[], int] | None = None
+    ) -> list[Transition]:
+        """Plays on by the actions that a function draws from the policy; steps as for `play`.
+
+        Args:
+            seed: Draws the seeds of the episodes, of which the first begins now; None: the worker goes on
+                with its own.
+        """
         actions, taken, began = self.task.actions, list[Transition](), 0
+        self.player.over |= seed is not None
         while len(taken) < steps:
             if self.player.over:
-                self.player.begin()
+                self.player.begin(None if seed is None else seed())
                 began = len(taken)
             action = choose(self.policy(self.player.observation))
             try:
@@ -384,6 +392,10 @@ class Learner:
         for (name, values), part in zip(own.items(), parts, strict=True):
             torch.add(values, part.view_as(values), out=others[name])
         return model
+
+    def unperturbed(self) -> nn.Module:
+        """A copy of the model, which the next call of this or of `perturbed` changes."""
+        return self.perturbed(np.zeros(self.size, np.float32))
 
     def split(self, vector: Array) -> dict[str, Array]:
         """A vector of shape (size,) as arrays of the trained tensors' shapes, by name."""

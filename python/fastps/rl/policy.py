@@ -26,6 +26,7 @@ from fastps.rl.playing.greedy import GreedyPlayer
 from fastps.rl.playing.making import MakeEnv, by_name
 from fastps.rl.playing.models import for_greedy_play
 from fastps.rl.totals import Moments
+from fastps.rl.trpo import TRPO
 
 __all__ = ["Policy", "Saved", "load", "read"]
 
@@ -207,7 +208,7 @@ def read(path: File, verify: bool = True) -> Saved:
 def _algorithm(path: File, settings: dict[str, Any]) -> Algorithm:
     """The algorithm of a run's settings."""
     kinds: dict[str, type[Algorithm]] = {
-        kind.name: kind for kind in (A3C, Naive, EvolutionStrategies, CEM, Gorila)
+        kind.name: kind for kind in (A3C, Naive, EvolutionStrategies, CEM, Gorila, TRPO)
     }
     given = {name: value for name, value in settings.items() if name not in ("environment", "model")}
     try:

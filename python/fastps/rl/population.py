@@ -45,6 +45,8 @@ class Population(Algorithm):
     estimates_values = False
     largest_tensor = SLICE
     kept: ClassVar[tuple[str, ...]] = (RETURNS,)
+    #: The tensor with a row per candidate: the version of the model, and what was played for it.
+    table: ClassVar[str] = RETURNS
     draws_by_version = True
 
     #: Returns of a candidate.
@@ -87,7 +89,7 @@ class Population(Algorithm):
     def turns(self, learner: Learner) -> Iterator[None]:
         seed = learner.run["seed"]
         # Its end returns the candidate that is not finished, which other workers would wait for.
-        portions = data.Portions(learner.ps, self.candidates, 1, seed, RETURNS, timeout=learner.patience)
+        portions = data.Portions(learner.ps, self.candidates, 1, seed, self.table, timeout=learner.patience)
         with portions, self.beside(learner) as beside:
             while True:
                 try:
@@ -99,29 +101,47 @@ class Population(Algorithm):
     def _version(self, learner: Learner, beside: Any, portions: data.Portions) -> Iterator[None]:
         """Takes the step of the present version if all returns have arrived, else plays candidates for it."""
         ps, worker = learner.ps, learner.worker
-        fetched = worker.versions
-        assert fetched is not None
-        first = min(fetched[name] for name in learner.trained)
-        version = learner.earlier + first
-        returns = ps.pull(RETURNS)
+        version = self.version(learner)
+        returns = ps.pull(self.table)
         if (returns[:, 0] == version).all():
-            # A tensor with a newer version has this step already: from a worker that died in its push.
-            behind = [name for name in learner.trained if fetched[name] == first]
-            gradient = learner.split(self.descend(learner, beside, version, returns[:, 1:]))
-            learner.step({name: gradient[name] for name in behind})
-            learner.count()
-            yield
+            yield from self.update(learner, beside, version, returns[:, 1:])
             return
         try:
             for (candidate,) in portions:
-                if ps.pull(RETURNS, indices=[candidate])[0, 0] != version:
+                if ps.pull(self.table, indices=[candidate])[0, 0] != version:
                     row = [float(version), *self.play(learner, beside, version, int(candidate))]
-                    ps.assign(RETURNS, Sparse([candidate], np.array([row], np.float32)))
+                    ps.assign(self.table, Sparse([candidate], np.array([row], np.float32)))
                     learner.count()
                 yield
         except DeadlineError:  # others still play
             yield
         worker.pull_model()
+
+    def update(self, learner: Learner, beside: Any, version: int, returns: Array) -> Iterator[None]:
+        """Internal: takes the step of a version; arguments as for `descend`."""
+        behind = self.behind(learner)
+        gradient = learner.split(self.descend(learner, beside, version, returns))
+        learner.step({name: gradient[name] for name in behind})
+        learner.count()
+        yield
+
+    @staticmethod
+    def version(learner: Learner) -> int:
+        """Internal: the present version of the model, also counting those of earlier runs."""
+        fetched = learner.worker.versions
+        assert fetched is not None
+        return learner.earlier + min(fetched[name] for name in learner.trained)
+
+    @staticmethod
+    def behind(learner: Learner) -> list[str]:
+        """Internal: the tensors of the present version.
+
+        One with a newer version has its step already: from a worker that died in its push.
+        """
+        fetched = learner.worker.versions
+        assert fetched is not None
+        first = min(fetched[name] for name in learner.trained)
+        return [name for name in learner.trained if fetched[name] == first]
 
     @staticmethod
     def noise(seed: int, version: int, candidate: int, size: int) -> Array:

@@ -23,9 +23,11 @@ class Actions(Protocol):
 
     Attributes:
         outputs: Numbers of a model's output that describe the action of one state.
+        size: Numbers of an action.
     """
 
     outputs: int
+    size: int
 
     def sample(self, output: Array, rng: np.random.Generator) -> Any:
         """Draws an action, in the form that `log_prob` takes."""
@@ -45,12 +47,20 @@ class Actions(Protocol):
     def entropy(self, outputs: torch.Tensor) -> torch.Tensor:
         """Entropy of the distribution of each row, in nats."""
 
+    def kl(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Kullback-Leibler divergence of the new distribution of each row from the old one, in nats."""
+
+    def from_numbers(self, numbers: Array) -> list[Any]:
+        """The actions, in the form that `log_prob` takes, of numbers of shape (actions, size)."""
+
 
 class Categorical:
     """One of n actions; the model's output is their logits, of which -inf masks an action.
 
     An action of probability 0 adds nothing to log probabilities, entropies and their gradients.
     """
+
+    size = 1
 
     def __init__(self, space: gymnasium.spaces.Discrete) -> None:
         self.outputs = int(space.n)
@@ -78,6 +88,12 @@ class Categorical:
     def entropy(self, outputs: torch.Tensor) -> torch.Tensor:
         return -(outputs.softmax(1) * self._logs(outputs)).sum(1)
 
+    def kl(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        return (old.softmax(1) * (self._logs(old) - self._logs(new))).sum(1)
+
+    def from_numbers(self, numbers: Array) -> list[int]:
+        return [int(number) for number in numbers[:, 0]]
+
     @staticmethod
     def _logs(outputs: torch.Tensor) -> torch.Tensor:
         """Log probabilities, with 0 for an action of probability 0: 0 times its logarithm would be NaN."""
@@ -94,8 +110,8 @@ class Gaussian:
 
     def __init__(self, space: gymnasium.spaces.Box) -> None:
         self._space = space
-        self._size = math.prod(space.shape)
-        self.outputs = 2 * self._size
+        self.size = math.prod(space.shape)
+        self.outputs = 2 * self.size
         with np.errstate(over="ignore", invalid="ignore"):  # an infinite range is none
             low, high = (bound.ravel().astype(np.float32) for bound in (space.low, space.high))
             half = (high - low) / 2
@@ -103,12 +119,12 @@ class Gaussian:
         self._centre = np.where(np.isfinite(half), low + self._scale, np.float32(0))
 
     def sample(self, output: Array, rng: np.random.Generator) -> Array:
-        mean, log_std = output[: self._size], output[self._size :].clip(*_LOG_STD)
-        action: Array = mean + np.exp(log_std) * rng.standard_normal(self._size, np.float32)
+        mean, log_std = output[: self.size], output[self.size :].clip(*_LOG_STD)
+        action: Array = mean + np.exp(log_std) * rng.standard_normal(self.size, np.float32)
         return action
 
     def greedy(self, output: Array) -> Array:
-        return output[: self._size]
+        return output[: self.size]
 
     def for_environment(self, action: Array) -> Any:
         shaped = (self._centre + self._scale * action).reshape(self._space.shape)
@@ -120,13 +136,26 @@ class Gaussian:
         return "NaN" if np.isnan(output).any() else "infinity"
 
     def log_prob(self, outputs: torch.Tensor, actions: list[Array]) -> torch.Tensor:
-        mean, log_std = outputs[:, : self._size], outputs[:, self._size :].clamp(*_LOG_STD)
+        mean, log_std = self._parts(outputs)
         away = (torch.from_numpy(np.stack(actions)) - mean) / log_std.exp()
         return -(0.5 * away.square() + log_std + 0.5 * math.log(2 * math.pi)).sum(1)
 
     def entropy(self, outputs: torch.Tensor) -> torch.Tensor:
-        log_std = outputs[:, self._size :].clamp(*_LOG_STD)
+        _, log_std = self._parts(outputs)
         return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(1)
+
+    def kl(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        means, logs = zip(*(self._parts(outputs) for outputs in (old, new)), strict=True)
+        log_ratio = 2 * (logs[0] - logs[1])  # of the variances
+        away = (means[0] - means[1]).square() / (2 * logs[1]).exp()
+        return 0.5 * (log_ratio.exp() - 1 - log_ratio + away).sum(1)
+
+    def from_numbers(self, numbers: Array) -> list[Array]:
+        return list(numbers)
+
+    def _parts(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Means and log standard deviations."""
+        return outputs[:, : self.size], outputs[:, self.size :].clamp(*_LOG_STD)
 
 
 def actions_of(space: gymnasium.Space[Any]) -> Actions:
