@@ -10,7 +10,7 @@ from typing import Any
 from fastps.commands.kit import CommandError, at_least
 from fastps.commands.kit.parser import Parser
 from fastps.rl.algorithm import Algorithm
-from fastps_lab.rl.settings import ALGORITHMS, defaults, parsed, summary
+from fastps_lab.rl.settings import ALGORITHMS, defaults, parsed, settings_of, summary
 
 __all__ = ["algorithm_of", "parser"]
 
@@ -18,6 +18,7 @@ __all__ = ["algorithm_of", "parser"]
 _WORKERS = 2
 #: Options that some algorithms have, and the setting that tells which.
 _OWN = {
+    "lr": "lr",
     "steps": "steps",
     "is_async": "sync",
     "normalize": "normalize",
@@ -50,8 +51,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "algorithm",
         choices=tuple(ALGORITHMS),
-        help="synchronous REINFORCE, asynchronous actor-critic, evolution strategies, cross-entropy method, "
-        "or deep Q-learning",
+        help="synchronous REINFORCE, asynchronous actor-critic, trust region policy optimization, evolution "
+        "strategies, cross-entropy method, or deep Q-learning",
     )
     parser.add_argument(
         "--env", default="CartPole-v1", metavar="NAME", help="Gymnasium environment (CartPole-v1)"
@@ -67,9 +68,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seed of model and episodes; give each machine its own (0)",
     )
-    parser.add_argument("--lr", type=float, metavar="R", help=_for("lr", "learning rate", *ALGORITHMS))
+    parser.add_argument("--lr", type=float, metavar="R", help=_for("lr", "learning rate", *_stepping()))
     parser.add_argument(
-        "--steps", type=int, metavar="N", help=_for("steps", "steps per update", "naive", "a3c", "gorila")
+        "--steps",
+        type=int,
+        metavar="N",
+        help=_for("steps", "steps per update, or of a rollout", "naive", "a3c", "trpo", "gorila"),
     )
     parser.add_argument(
         "--async",
@@ -134,6 +138,11 @@ def _for(name: str, text: str, *algorithms: str) -> str:
     return f"{of}{text} ({defaults(name, *algorithms)})"
 
 
+def _stepping() -> list[str]:
+    """The algorithms whose steps have a learning rate."""
+    return [name for name in ALGORITHMS if "lr" in settings_of(name)]
+
+
 def _settings() -> str:
     """The settings of each algorithm, and their defaults."""
     return "\n".join(
@@ -170,9 +179,8 @@ def algorithm_of(args: argparse.Namespace) -> Algorithm:
         _choose_workers(args)
     args.workers = _WORKERS if args.workers is None else args.workers
     chosen: dict[str, Any] = parsed(args.algorithm, args.set)
-    for name in ("lr", *_OWN):
+    for name, setting in _OWN.items():
         if name != "learners" and _is_given(getattr(args, name)):
-            setting = _OWN.get(name, name)
             if setting in chosen:
                 raise CommandError(f"{setting} is given twice, by {_option(name)} and by --set")
             chosen[setting] = False if name == "is_async" else getattr(args, name)

@@ -13,7 +13,14 @@ __all__ = ["draw", "draw_together"]
 
 _CURVE, _GOAL = "#2166ac", "#b2182b"
 #: Of the algorithms in one picture: they differ in their marks, too.
-_LINES = (("#d95f02", "s"), ("#2166ac", "o"), ("#4d9221", "^"), ("#7b3294", "D"), ("#666666", "v"))
+_LINES = (
+    ("#d95f02", "s"),
+    ("#2166ac", "o"),
+    ("#4d9221", "^"),
+    ("#7b3294", "D"),
+    ("#666666", "v"),
+    ("#b8860b", "P"),
+)
 
 
 def draw(run: Run, title: str, path: Path) -> None:

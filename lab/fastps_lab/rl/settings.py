@@ -16,6 +16,7 @@ from fastps.rl.cem import CEM
 from fastps.rl.evolution import EvolutionStrategies
 from fastps.rl.gorila import Gorila
 from fastps.rl.naive import Naive
+from fastps.rl.trpo import TRPO
 
 __all__ = ["ALGORITHMS", "Setting", "defaults", "listing", "parsed", "rows", "settings_of", "summary"]
 
@@ -23,6 +24,7 @@ __all__ = ["ALGORITHMS", "Setting", "defaults", "listing", "parsed", "rows", "se
 ALGORITHMS: dict[str, Algorithm] = {
     "naive": Naive(),
     "a3c": A3C(steps=20),
+    "trpo": TRPO(),
     "es": EvolutionStrategies(),
     "cem": CEM(),
     "gorila": Gorila(),

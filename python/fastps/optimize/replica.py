@@ -109,13 +109,14 @@ class Replica:
         #: Set once a portion was compared with two parts of it.
         self._adds_up = False
 
-    def run(self, *, wait_to_open: bool = True) -> int:
+    def run(self, *, stay: bool = True) -> int:
         """Computes portions until the space is closed, as `minimize` does at its end, or until `stop`.
 
         After an error or Ctrl-C others get at once what the replica held.
 
         Args:
-            wait_to_open: If the space is not open yet, wait for that; False: return 0.
+            stay: Wait for the space to open, and for portions until it is closed; False: return where it is
+                not open, and after a second without a portion.
 
         Returns:
             How many portions it has added to sums.
@@ -127,20 +128,20 @@ class Replica:
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
         """
         self._forget()
-        if not wait_to_open and self._open_space() is None:
-            return 0
         added = 0
         report: _Report | None = None
         try:
             while not self._stopped.is_set():
                 if self._found is None:  # before it waits: the space may be closed without work for it
                     self._found = self._open_space()
+                if self._found is None and not stay:
+                    break
                 given, report = self._ask(report, "take"), None
                 if given is not None:
                     self._found = given.space
                     report = self._compute(given)
                     added += 1 if report is not None and report[3] is None else 0
-                elif self._found is not None and not self._is_open(self._found):
+                elif not stay or (self._found is not None and not self._is_open(self._found)):
                     break
         except BaseException as error:
             self._leave(report, error)

@@ -94,9 +94,7 @@ class Rollouts:
         found = advantages_of(before, after, rewards, terminated, cut, gamma, lam)
         found = (found - found.mean()) / max(float(found.std()), 1e-8)
         states = torch.from_numpy(before.reshape(-1, *self._shape).copy())
-        return Batch(
-            states, self._actions.from_numbers(actions), torch.from_numpy(found.astype(np.float32))
-        )
+        return Batch(states, self._actions.from_numbers(actions), torch.from_numpy(found.astype(np.float32)))
 
 
 def advantages_of(

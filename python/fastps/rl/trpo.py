@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from fastps.optim import SGD, Optimizer
 from fastps.optimize.cg import CG
 from fastps.optimize.line_search import StrongWolfe
 from fastps.optimize.minimize import minimize
+from fastps.optimize.objective import Objective
 from fastps.optimize.replica import Replica
 from fastps.optimize.vectors import drop
 from fastps.parameter_server import ParameterServer
@@ -73,17 +75,17 @@ class TRPO(Population):
         ConfigError: An argument is out of range.
 
     >>> from fastps.rl import TRPO
-    >>> TRPO(rollouts=8).delta
-    0.01
+    >>> TRPO(rollouts=16).delta
+    0.02
     """
 
     name = "trpo"
     kept = ()
     table = ROLLOUTS
 
-    rollouts: int = 16
+    rollouts: int = 8
     steps: int = 200
-    delta: float = field(default=0.01, kw_only=True)
+    delta: float = field(default=0.02, kw_only=True)
     iterations: int = field(default=10, kw_only=True)
     damping: float = field(default=0.1, kw_only=True)
     backtracks: int = field(default=10, kw_only=True)
@@ -142,9 +144,7 @@ class TRPO(Population):
         )
         return self._form(task).numbers(taken)
 
-    def update(
-        self, learner: Learner, beside: data.Portions, version: int, returns: Array
-    ) -> Iterator[None]:
+    def update(self, learner: Learner, beside: data.Portions, version: int, returns: Array) -> Iterator[None]:
         """Internal: leads the step of a version, or computes products for the worker that does."""
         lead = _taken(beside)
         if lead is None:
@@ -166,7 +166,9 @@ class TRPO(Population):
         """Internal: minus the step of a version; called by the worker that leads it."""
         del beside
         nothing = np.zeros(learner.size, np.float32)
-        if self.behind(learner) != learner.trained:  # the leader died in its push: what is left of it is small
+        if (
+            self.behind(learner) != learner.trained
+        ):  # the leader died in its push: what is left of it is small
             return nothing
         region = self._region(learner, returns)
         x = self._solved(learner, version, region)
@@ -198,7 +200,7 @@ class TRPO(Population):
         drop(ps, _space(version))  # of a leader that died
         ps.assign(DIRECTION, np.zeros(learner.size, np.float32))
         minimize(
-            ps, [DIRECTION], _objective(region),
+            ps, [DIRECTION], _objective(lambda: region),
             samples=region.samples, portions=self.rollouts, l2=self.damping, space=_space(version),
             method=CG(), line_search=StrongWolfe(c1=1e-4, c2=0.01),
             tol=_RESIDUAL, max_iterations=self.iterations,
@@ -207,9 +209,9 @@ class TRPO(Population):
 
     def _help(self, learner: Learner, version: int, returns: Array) -> bool:
         """Computes portions of the step that another worker leads; returns whether one leads, or has led."""
-        objective = _objective(self._region(learner, returns))
+        objective = _objective(lambda: self._region(learner, returns))
         replica = Replica(learner.ps, objective, space=_space(version), name=f"worker {learner.name}")
-        if replica.run(wait_to_open=False):
+        if replica.run(stay=False):
             return True
         learner.fetch()
         return self.version(learner) != version
@@ -229,11 +231,12 @@ def _space(version: int) -> str:
     return f"{DIRECTION} {version}"
 
 
-def _objective(region: Region) -> Any:
-    """The function that conjugate gradients minimize."""
+def _objective(region: Callable[[], Region]) -> Objective:
+    """The function that conjugate gradients minimize; `region` is called once there is a portion of it."""
+    region = functools.cache(region)
 
     def objective(params: dict[str, Array], indices: NDArray[np.int64]) -> tuple[float, dict[str, Array]]:
-        loss, gradient = region.quadratic(params[DIRECTION], indices)
+        loss, gradient = region().quadratic(params[DIRECTION], indices)
         return loss, {DIRECTION: gradient}
 
     return objective
