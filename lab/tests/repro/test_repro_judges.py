@@ -16,7 +16,17 @@ from fastps.optimize import LBFGS, GradientDescent, StrongWolfe
 from fastps_lab.repro import tasks
 from fastps_lab.repro.catalogue import CLAIMS, find
 from fastps_lab.repro.claim import Setting
-from fastps_lab.repro.claims import codecs, diloco, fleet, learners, momentum, sandblaster, toys, training
+from fastps_lab.repro.claims import (
+    codecs,
+    diloco,
+    fleet,
+    learners,
+    momentum,
+    sandblaster,
+    toys,
+    training,
+    trust_region,
+)
 
 USELESS = fastps.SGD(lr=1e-12)
 
@@ -237,6 +247,25 @@ def a_learner_that_stands_still(name):
     return switch_off
 
 
+def steps_that_move_nothing(patch):
+    """The trust region is a point."""
+    real = trust_region.ROBOTIC["TRPO"]
+    patch.setitem(trust_region.ROBOTIC, "TRPO", lambda: dataclasses.replace(real(), delta=1e-12))
+
+
+def rollouts_that_depend_on_the_worker(patch):
+    """Each worker draws its own actions."""
+    from fastps.rl import trpo
+
+    real, workers = trpo.TRPO.play, dict[str, int]()
+
+    def play(self, learner, beside, version, candidate):
+        own = workers.setdefault(learner.name, len(workers))
+        return real(self, learner, beside, version, candidate + 1000 * own)
+
+    patch.setattr(trpo.TRPO, "play", play)
+
+
 PERTURBED = {
     "implicit-momentum": [one_worker],
     "best-momentum": [one_worker],
@@ -287,6 +316,7 @@ PERTURBED = {
     "backup-tasks": [no_copies, slow_portions],
     "rl-synchronous": [whole_batches("HPC")],
     "rl-learns": [a_learner_that_stands_still(name) for name in learners.LEARNERS],
+    "rl-trpo": [steps_that_move_nothing, rollouts_that_depend_on_the_worker],
 }
 
 
@@ -302,6 +332,7 @@ SLOW = (
     "onebit",
     "rl-learns",
     "rl-synchronous",
+    "rl-trpo",
     "toy-problems",
 )
 

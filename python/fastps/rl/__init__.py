@@ -1,9 +1,9 @@
 """Reinforcement learning by workers that share one model; any of them may join late or die.
 
-`A3C`, `Naive`, `TRPO`, `EvolutionStrategies`, `CEM` and `Gorila` are settings of algorithms. `run_worker` trains
-as one worker, in this process, on any machine; `train` starts servers, workers and an evaluator on this one;
-`train_round_robin` runs logical workers in one thread; `evaluate` plays the model. `fetch` and `load` return
-a `Policy`, from a run and from a file.
+`A3C`, `Naive`, `TRPO`, `EvolutionStrategies`, `CEM` and `Gorila` are settings of algorithms. `run_worker`
+trains as one worker, in this process, on any machine; `train` starts servers, workers and an evaluator on
+this one; `train_round_robin` runs logical workers in one thread; `evaluate` plays the model. `fetch` and
+`load` return a `Policy`, from a run and from a file.
 Needs gymnasium and torch: ``pip install gymnasium torch``.
 
 >>> import gymnasium, fastps.rl

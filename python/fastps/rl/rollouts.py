@@ -20,7 +20,7 @@ __all__ = ["Batch", "Rollouts", "advantages_of", "baseline"]
 
 Floats = NDArray[np.float64]
 
-#: Weight of the squared coefficients of the baseline, against the mean squared error of standardized features.
+#: Weight of the squared coefficients of the baseline, for standardized features.
 _RIDGE = 1e-3
 
 
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
 
 class Rollouts:
-    """The form of a rollout in a row of a float32 tensor, which lies in one slice, so that it is written whole.
+    """The form of a rollout in a row of a float32 tensor. A row lies in one slice, so it is written whole.
 
     Args:
         steps: Steps of a rollout.
