@@ -1,4 +1,4 @@
-"""Trust region policy optimization: its steps against NumPy, and the same bits whichever workers take part."""
+"""Trust region policy optimization: steps against NumPy, and the same bits whichever workers take part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trust region policy optimization (Schulman, Levine, Moritz, Jordan and Abbeel, ICML 2015, arXiv:1502.05477)."""
+"""Trust region policy optimization (Schulman et al., ICML 2015, arXiv:1502.05477)."""
 
 from __future__ import annotations
 

@@ -134,8 +134,9 @@ def draw(figures: Figures, figure: Any) -> None:
             frames = [frames / 1000 for frames, _ in curves[0]]
             for curve in curves:
                 axes.plot(frames, [mean for _, mean in curve], color=COLORS[name], lw=0.6, alpha=0.5)
-            means = [statistics.mean(column) for column in zip(*(_means(curve) for curve in curves))]
-            axes.plot(frames[: len(means)], means, color=COLORS[name], lw=2, label=name)
+            columns = zip(*(_means(curve) for curve in curves), strict=True)
+            means = [statistics.mean(column) for column in columns]
+            axes.plot(frames, means, color=COLORS[name], lw=2, label=name)
         axes.set_title(task, fontsize=9)
         axes.set_xlabel("thousand frames of all workers")
         axes.legend(fontsize=8)
@@ -150,7 +151,7 @@ def _means(curve: list[tuple[int, float]]) -> list[float]:
 CLAIMS = [
     Claim(
         name="rl-trpo",
-        says="On Pendulum TRPO learns from fewer frames than CEM, with the same bits for any number of workers.",
+        says="On Pendulum TRPO learns from fewer frames than CEM, with equal bits for any number of workers.",
         source="Schulman et al., ICML 2015",
         paper="higher returns than CEM on swimmer, hopper and walker",
         threshold=f"after {FRAMES[0]:,} frames (full: {FRAMES[1]:,}) the mean return is at least {APART:g} "
