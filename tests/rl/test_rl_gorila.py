@@ -440,7 +440,7 @@ def test_bad_input_registers_nothing(store: fastps.Store) -> None:
         (
             Gorila(),
             box,
-            "action space: expected Discrete, got a Box; A3C, Naive, EvolutionStrategies and CEM",
+            "action space: expected Discrete, got a Box; A3C, Naive, TRPO, EvolutionStrategies and CEM",
         ),
         (
             Gorila("global"),

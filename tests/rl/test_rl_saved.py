@@ -18,6 +18,7 @@ from fastps._shared.kept import HEADS, REPLAY
 from fastps.rl import (
     A3C,
     CEM,
+    TRPO,
     EvolutionStrategies,
     Gorila,
     Naive,
@@ -40,8 +41,9 @@ NORMALIZED = A3C(normalize=True)
 GLOBAL = Gorila("global", first=100)
 ALGORITHMS = [
     NORMALIZED, Naive(10, sync=False), EvolutionStrategies(pairs=2), CEM(3, 2), Gorila(first=100), GLOBAL,
+    TRPO(2, 20),
 ]  # fmt: skip
-IDS = ["a3c", "naive", "es", "cem", "gorila", "global"]
+IDS = ["a3c", "naive", "es", "cem", "gorila", "global", "trpo"]
 FILES = {"model.safetensors", "best.safetensors", "training.safetensors"}
 
 
@@ -238,7 +240,7 @@ def resumed(ps, folder: Path, algorithm, env, seed: int = 0) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=IDS)
 def test_a_resumed_run_has_all_that_the_first_one_had(ps, algorithm, tmp_path: Path) -> None:
-    if algorithm.name in ("es", "cem", "gorila") and isinstance(ps, fastps.Store) and ps.address:
+    if algorithm.name in ("es", "cem", "gorila", "trpo") and isinstance(ps, fastps.Store) and ps.address:
         pytest.skip("it does not train in a shared store")
     first = saved_run(tmp_path / "run", algorithm, shifted)
     resumed(ps, tmp_path / "run", algorithm, shifted)
@@ -264,7 +266,9 @@ def test_a_resumed_run_has_all_that_the_first_one_had(ps, algorithm, tmp_path: P
 
 
 @pytest.mark.parametrize("stop", [7, 8, 9])
-@pytest.mark.parametrize("algorithm", [EvolutionStrategies(pairs=3), CEM(3, 2)], ids=["es", "cem"])
+@pytest.mark.parametrize(
+    "algorithm", [EvolutionStrategies(pairs=3), CEM(3, 2), TRPO(2, 20)], ids=["es", "cem", "trpo"]
+)
 def test_a_resumed_population_equals_one_that_was_not_interrupted(algorithm, stop, tmp_path: Path) -> None:
     """Also after an interruption between two candidates of a version, in every tensor's bits."""
 

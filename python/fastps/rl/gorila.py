@@ -157,7 +157,7 @@ class Gorila(Algorithm):
                 "Gorila does not support the action space",
                 expected="Discrete",
                 got="a Box",
-                advice="A3C, Naive, EvolutionStrategies and CEM take continuous actions",
+                advice="A3C, Naive, TRPO, EvolutionStrategies and CEM take continuous actions",
             )
 
     def optimizer(self) -> Optimizer:

@@ -51,14 +51,14 @@ def run_worker(
 
     Args:
         ps: A `fastps.Store` or the result of `fastps.connect`.
-        algorithm: `A3C`, `Naive`, `EvolutionStrategies`, `CEM` or `Gorila`, with the same settings for all
-            workers.
+        algorithm: `A3C`, `Naive`, `TRPO`, `EvolutionStrategies`, `CEM` or `Gorila`, with the same settings
+            for all workers.
         make_env: Makes a new gymnasium environment at each call. Its observations are a Box, its actions
             Discrete or a Box of floats.
         model: Takes float32 observations of shape (batch, ...); those of uint8 are scaled from their bounds
-            to 0 to 1. It returns the policy and (except for `EvolutionStrategies` and `CEM`) values of shape
-            (batch,) or (batch, 1). For `Gorila` it returns the values of n actions, shape (batch, n). The
-            policy has shape (batch, n) for ``Discrete(n)``: logits, of which -inf masks an action;
+            to 0 to 1. It returns the policy and (except for `TRPO`, `EvolutionStrategies` and `CEM`) values
+            of shape (batch,) or (batch, 1). For `Gorila` it returns the values of n actions, shape
+            (batch, n). The policy has shape (batch, n) for ``Discrete(n)``: logits, of which -inf masks an action;
             (batch, 2 d) for a Box of d numbers: means, then log standard deviations, in units where -1 and 1
             are the bounds of a number that has two. It is copied. It must be stateless (not recurrent), and
             its buffers are not shared. Frozen parameters are not trained, unless all are frozen and the
@@ -78,7 +78,8 @@ def run_worker(
         too late, or that a restarted server did not know. Of `Gorila` also ``outliers_dropped``: gradients
         that were dropped for their loss; ``target_refreshes``; and of its learners ``rows_drawn``,
         ``rows_empty``: rows that a server had lost, ``rows_age``: the sum of the ages of the drawn rows, in
-        transitions of the same actor, and ``rows_oldest``.
+        transitions of the same actor, and ``rows_oldest``. Of `TRPO` also ``steps_refused``: versions for
+        which the line search of this worker found no step.
 
     Raises:
         ConfigError: There is no such environment, it is no `gymnasium.Env`, or `make_env` returned one object

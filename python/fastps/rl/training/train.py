@@ -72,7 +72,7 @@ def train(
     ends with an error is not: the others continue without it, and the error is raised if none is left.
 
     Args:
-        algorithm: `A3C`, `Naive`, `EvolutionStrategies`, `CEM` or `Gorila`.
+        algorithm: `A3C`, `Naive`, `TRPO`, `EvolutionStrategies`, `CEM` or `Gorila`.
         env: Name of a registered environment, ``"module:name"`` to import a module first; or a function of a
             module that makes one.
         workers: Worker processes, >= 1. ``Naive(sync=True)`` waits for all of them but its `backup`. With
@@ -92,8 +92,8 @@ def train(
             resumed. None: nothing is saved.
         resume: Continue the training of `folder`, up to `frames` in all, as a new run on the servers.
             Environment, model, algorithm and `normalize` must be the same; other settings may differ. With
-            the same settings and seed, `EvolutionStrategies` and `CEM` have the bits of a run that was not
-            interrupted.
+            the same settings and seed, `EvolutionStrategies`, `CEM` and `TRPO` have the bits of a run that
+            was not interrupted.
         on_progress: Called with the `Run` some times per second.
 
     Returns:
