@@ -58,9 +58,9 @@ def run_worker(
         model: Takes float32 observations of shape (batch, ...); those of uint8 are scaled from their bounds
             to 0 to 1. It returns the policy and (except for `TRPO`, `EvolutionStrategies` and `CEM`) values
             of shape (batch,) or (batch, 1). For `Gorila` it returns the values of n actions, shape
-            (batch, n). The policy has shape (batch, n) for ``Discrete(n)``: logits, of which -inf masks an action;
-            (batch, 2 d) for a Box of d numbers: means, then log standard deviations, in units where -1 and 1
-            are the bounds of a number that has two. It is copied. It must be stateless (not recurrent), and
+            (batch, n). The policy has shape (batch, n) for ``Discrete(n)``: logits, of which -inf masks an
+            action; (batch, 2 d) for a Box of d numbers: means, then log standard deviations, in units where
+            -1 and 1 are the bounds of a number that has two. It is copied. It must be stateless (not recurrent), and
             its buffers are not shared. Frozen parameters are not trained, unless all are frozen and the
             algorithm is `EvolutionStrategies` or `CEM`. Dropout is off in greedy play. None: a small one, see
             `ActorCritic`.
