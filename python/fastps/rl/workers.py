@@ -61,9 +61,9 @@ def run_worker(
             (batch, n). The policy has shape (batch, n) for ``Discrete(n)``: logits, of which -inf masks an
             action; (batch, 2 d) for a Box of d numbers: means, then log standard deviations, in units where
             -1 and 1 are the bounds of a number that has two. It is copied. It must be stateless (not
-            recurrent), and its buffers are not shared. Frozen parameters are not trained, unless all are frozen and the
-            algorithm is `EvolutionStrategies` or `CEM`. Dropout is off in greedy play. None: a small one, see
-            `ActorCritic`.
+            recurrent), and its buffers are not shared. Frozen parameters are not trained, unless all are
+            frozen and the algorithm is `EvolutionStrategies` or `CEM`. Dropout is off in greedy play. None: a
+            small one, see `ActorCritic`.
         seed: Seeds episodes and actions of this worker, with `rank`: workers of equal seeds and ranks draw
             the same ones. That of the first worker also seeds the initial model.
         frames: Frames (steps of environments) of all workers, >= 1; None: no limit, and rates stay constant.
