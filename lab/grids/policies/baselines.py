@@ -78,9 +78,9 @@ def ours(algorithm: Any, seed: int, frames: int, goal: float) -> Outcome:
 
 
 def theirs(make: Callable[[gymnasium.Env, int], Any], seed: int, frames: int, goal: float) -> Outcome:
-    model = make(cart_pole(), seed)
-    seconds, mean, done = 0.0, 0.0, 0
     from stable_baselines3.common.callbacks import BaseCallback
+
+    model, seconds, mean = make(cart_pole(), seed), 0.0, 0.0
 
     class Until(BaseCallback):
         """Evaluates now and then, outside the clock."""
@@ -99,8 +99,7 @@ def theirs(make: Callable[[gymnasium.Env, int], Any], seed: int, frames: int, go
             return mean < goal
 
     model.learn(frames, callback=Until())
-    done = model.num_timesteps
-    return Outcome(done, seconds, mean)
+    return Outcome(model.num_timesteps, seconds, mean)
 
 
 def greedily(model: Any, seed: int) -> float:
@@ -140,9 +139,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--frames", type=int, default=50_000)
     parser.add_argument("--goal", type=float, default=195.0)
-    parser.add_argument(
-        "--only", nargs="+", metavar="NAME", help="methods whose names begin with one of these"
-    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="methods that begin with these")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
@@ -157,7 +154,10 @@ def main() -> None:
         rate = sum(one.frames for one in outcomes) / sum(one.seconds for one in outcomes)
         rows.append([name, frames, ", ".join(f"{one.seconds:.1f}" for one in outcomes), f"{rate:,.0f}"])
         print(rows[-1], file=sys.stderr, flush=True)
-    print(table(["method", f"frames to a mean of {args.goal:g}", "seconds", "frames per second"], rows))
+    print(
+        *table(["method", f"frames to a mean of {args.goal:g}", "seconds", "frames per second"], rows),
+        sep="\n",
+    )
 
 
 if __name__ == "__main__":

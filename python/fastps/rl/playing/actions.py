@@ -145,9 +145,9 @@ class Gaussian:
         return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(1)
 
     def kl(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        means, logs = zip(*(self._parts(outputs) for outputs in (old, new)), strict=True)
-        log_ratio = 2 * (logs[0] - logs[1])  # of the variances
-        away = (means[0] - means[1]).square() / (2 * logs[1]).exp()
+        (old_mean, old_log), (mean, log_std) = self._parts(old), self._parts(new)
+        log_ratio = 2 * (old_log - log_std)  # of the variances
+        away = (old_mean - mean).square() / (2 * log_std).exp()
         return 0.5 * (log_ratio.exp() - 1 - log_ratio + away).sum(1)
 
     def from_numbers(self, numbers: Array) -> list[Array]:
