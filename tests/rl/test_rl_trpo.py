@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import os
@@ -28,7 +29,7 @@ from fastps.rl.trust_region import Region
 from rl.environments import Scripted
 
 NAMES = ("model.weight", "model.bias", "model.log_std")
-SMALL = TRPO(rollouts=6, steps=17, delta=0.05, damping=0.01, gamma=0.9, lam=0.8)
+SMALL = TRPO(rollouts=4, steps=17, delta=0.05, damping=0.01, iterations=5, gamma=0.9, lam=0.8)
 
 
 class Track(gymnasium.Env):
@@ -165,13 +166,13 @@ class Steps:
         return np.zeros(3)
 
 
-@pytest.mark.parametrize("delta", [0.001, 0.05, 0.5])
+@pytest.mark.parametrize("delta", [0.001, 0.5])
 def test_the_steps_are_those_of_numpy(delta: float) -> None:
     """Advantages, direction, longest step, and a line search that shortens most steps of a large region."""
-    algorithm = TRPO(rollouts=6, steps=17, delta=delta, damping=0.01, gamma=0.9, lam=0.8)
+    algorithm = dataclasses.replace(SMALL, rollouts=6, delta=delta)
     shortened = 0
     with fastps.Store() as store, learner(store, algorithm=algorithm) as one:
-        for k in range(1, 7):
+        for k in range(1, 5):
             while not (store.pull("trpo.rollouts")[:, 0] == k).all():
                 one.turn()
             before = values(store)
@@ -192,16 +193,16 @@ def test_the_model_does_not_depend_on_the_workers() -> None:
     found = []
     for workers in (1, 3):
         with fastps.Store() as store:
-            found.append(after(store, 4, workers))
+            found.append(after(store, 3, workers))
     with fastps.serve(shards=2) as server, fastps.connect(server.address_list) as ps:
-        found.append(after(ps, 4, 2))
+        found.append(after(ps, 3, 2))
     assert found[0] == found[1] == found[2]
 
 
 def test_all_workers_compute_fisher_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two at once: the one without the lead computes portions of the other's step, and the bits are equal."""
     with fastps.Store() as undisturbed:
-        expected = after(undisturbed, 6)
+        expected = after(undisturbed, 3)
     computing, real, failed = set[str](), Region.quadratic, list[BaseException]()
 
     def noted(self: Region, *arguments):
@@ -214,7 +215,7 @@ def test_all_workers_compute_fisher_products(monkeypatch: pytest.MonkeyPatch) ->
         def work(rank: int) -> None:
             try:
                 with fastps.connect(server.address_list) as ps, learner(ps, rank) as one:
-                    while version(ps) <= 6:
+                    while version(ps) <= 3:
                         one.turn()
             except BaseException as error:
                 failed.append(error)
@@ -240,7 +241,7 @@ from rl.test_rl_trpo import learner, version
 calls, real = [0], Region.quadratic
 def dying(self, *arguments):
     calls[0] += 1
-    if calls[0] == 40:
+    if calls[0] == 20:
         os.kill(os.getpid(), signal.SIGKILL)
     return real(self, *arguments)
 Region.quadratic = dying
@@ -295,9 +296,9 @@ def test_half_a_step_of_a_dead_leader_is_all_that_is_taken() -> None:
 
 def test_exactly_one_push_counts() -> None:
     with fastps.Store() as store:
-        stats = train_round_robin(store, SMALL, Track, 3, seed=0, frames=1500, model=Line())
+        stats = train_round_robin(store, SMALL, Track, 3, seed=0, frames=500, model=Line())
         made = version(store) - 1
-        assert made > 5
+        assert made > 3
         assert sum(one["steps"] - one["rejected"] for one in stats) == made
         assert all(one["steps_refused"] == 0 for one in stats)
 
@@ -332,16 +333,15 @@ def test_the_divergences_are_those_of_torch() -> None:
 
 
 def test_it_learns_to_track(tmp_path: Path) -> None:
-    """The saved policy, too, comes near the best return."""
+    """The saved policy plays as the trained one."""
     with fastps.Store() as store:
-        algorithm = TRPO(rollouts=8, steps=50, delta=0.05, gamma=0.9)
+        algorithm = TRPO(rollouts=8, steps=50, delta=0.05, iterations=5, gamma=0.9)
         start = float(np.mean(evaluate_after(store, algorithm, 1)))
-        found = evaluate_after(store, algorithm, 12_000)
+        found = evaluate_after(store, algorithm, 2_000)
         best = float(np.mean(found))
         fastps.rl.fetch(store, algorithm, Track, Line()).save(tmp_path / "policy.safetensors")
-    lost = 3.6  # about as many steps of reward 1 at best
-    assert best > start
-    assert best > lost - 0.2, (start, best)
+    assert start < 3.5
+    assert best > 3.9
     policy = load(tmp_path / "policy.safetensors", Track, Line())
     assert policy.play(200, seed=1 << 20) == found
 

@@ -105,10 +105,6 @@ class TRPO(Population):
     def candidates(self) -> int:
         return self.rollouts
 
-    @property
-    def untrained_frames(self) -> int:
-        return self.rollouts * self.steps
-
     def optimizer(self) -> Optimizer:
         return SGD(lr=1.0)
 
