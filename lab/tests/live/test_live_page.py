@@ -200,6 +200,8 @@ def test_back_and_forward(page: Page) -> None:
 
 def test_the_start_is_chosen_by_mouse_and_by_keys(page: Page) -> None:
     page.open("paused=1")
+    page.tab.click("#whole")
+    assert "whole=1" in page.fragment
     page.tab.click("canvas.figure", position={"x": 100, "y": 100})
     assert re.search(r"x=-\d", page.fragment)
     page.tab.focus("canvas.figure")

@@ -130,10 +130,11 @@ class Page:
         self.tab.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
 
     def open(self, fragment: str) -> None:
-        """Loads the page."""
+        """Loads the page, and unfolds all controls of the laboratory."""
         self.tab.goto("about:blank")
         self.tab.goto(f"{self.base}#{fragment}")
         self.tab.wait_for_selector("#page:not([hidden]) #panel > *", timeout=LATE_PAGE)
+        self.tab.evaluate("document.querySelectorAll('.group').forEach((group) => { group.open = true; })")
         self.settle()
 
     def go(self, fragment: str) -> None:

@@ -22,6 +22,7 @@ export function freshState(core) {
     view: "race",
     lesson: "",
     way: "page",
+    whole: false,
   };
 }
 
@@ -38,6 +39,7 @@ export function fragmentOf(state, core) {
   for (const name of ["view", "speed", "lesson", "way"]) {
     if (state[name] !== fresh[name]) parts.push([name, String(state[name])]);
   }
+  if (state.whole) parts.push(["whole", "1"]);
   if (state.events.length > 0) parts.push(["did", state.events.map(eventText).join(",")]);
   if (state.time > 0 && state.way === "page") parts.push(["t", String(state.time)]);
   if (state.paused && state.way === "page") parts.push(["paused", "1"]);
@@ -96,8 +98,8 @@ function take(state, name, value, core, changed) {
     state.speed = Number(value);
   } else if (name === "lesson" && /^[a-z-]{0,40}$/.test(value)) {
     state.lesson = value;
-  } else if (name === "paused") {
-    state.paused = value === "1";
+  } else if (name === "paused" || name === "whole") {
+    state[name] = value === "1";
   } else if (name === "t" && Number(value) >= 0 && Number(value) <= MOST_TIME) {
     state.time = Number(value);
   } else if (name === "t" && Number(value) > MOST_TIME) {

@@ -33,7 +33,7 @@ export class App {
     real?.follow(() => this.onReal(), (text) => this.onRestart(text));
     this.still = matchMedia("(prefers-reduced-motion: reduce)");
     this.lessons = new LessonBar(this, module);
-    this.controls = new Controls($("controls"), core, (patch, problem) => this.change(patch, problem));
+    this.controls = new Controls($("controls"), $("main-controls"), core, (patch, problem) => this.change(patch, problem));
     this.state = freshState(core);
     this.drawn = 0;
     this.buildTabs();
@@ -45,6 +45,9 @@ export class App {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     this.still.addEventListener("change", () => this.redraw());
     new ResizeObserver(() => this.redraw()).observe($("panel"));
+    this.narrow = matchMedia("(max-width: 60rem)");
+    this.narrow.addEventListener("change", () => this.arrange());
+    this.arrange();
     $("page").hidden = false;
     this.load(this.real !== null && !/(?:^#|&)way=/.test(location.hash));
     requestAnimationFrame((now) => this.frame(now));
@@ -269,6 +272,25 @@ export class App {
     });
   }
 
+  /** On a narrow screen the picture comes first, and under it the controls that matter; elsewhere they stand beside it. */
+  arrange() {
+    if (this.narrow.matches) {
+      $("panel").after($("main-controls"));
+      $("page").after($("lessons-nav"), $("lesson"));
+    } else {
+      $("controls").before($("main-controls"));
+      $("page").before($("lessons-nav"), $("lesson"));
+    }
+  }
+
+  /** Shows all of a function, or the part of it where the run is. */
+  showWhole(whole) {
+    this.state.whole = whole;
+    this.keepTime();
+    this.replace();
+    this.redraw();
+  }
+
   openView() {
     const key = `${this.state.view} ${this.isReal}`;
     if (key === this.opened) return;
@@ -279,6 +301,7 @@ export class App {
       tab.tabIndex = view === this.state.view ? 0 : -1;
     }
     $("panel").replaceChildren();
+    $("waits").hidden = this.engine.journal.state !== null;
     $("panel").setAttribute("aria-labelledby", `tab-${this.state.view}`);
     this.view = new KINDS[this.state.view]($("panel"), this);
   }
@@ -367,6 +390,7 @@ export class App {
     if (!this.stale || journal.state === null) return;
     this.stale = false;
     this.drawn = now;
+    $("waits").hidden = true;
     this.view.draw(journal);
     this.showNumbers(journal, now);
     this.watch(journal.state);

@@ -1,26 +1,40 @@
-// The form of controls, made from the table of settings.
+// The forms of controls, made from the table of settings: three stand open, the others are folded in groups.
 
 import { make, plain } from "./draw.js";
-import { CONTROLS, choices } from "./settings.js";
+import { CONTROLS, DEFAULTS, choices, startOf } from "./settings.js";
+
+/** Those that stand open, for they change most of what there is to see. */
+const MAIN = ["workers", "mode", "lr"];
 
 export class Controls {
   /**
-   * @param form where they go
+   * @param form where the groups go
+   * @param main where those that stand open go
    * @param core names problems and optimizers
    * @param onChange called with the settings that a visitor has changed
    */
-  constructor(form, core, onChange) {
+  constructor(form, main, core, onChange) {
     this.onChange = onChange;
+    this.core = core;
     this.inputs = new Map();
-    const groups = new Map();
-    form.addEventListener("submit", (event) => event.preventDefault());
+    this.groups = new Map();
+    for (const one of [form, main]) one.addEventListener("submit", (event) => event.preventDefault());
     for (const control of CONTROLS) {
-      if (!groups.has(control.group)) {
-        groups.set(control.group, make("fieldset", {}, make("legend", {}, control.group)));
-        form.append(groups.get(control.group));
-      }
-      groups.get(control.group).append(this.row(control, core));
+      const row = this.row(control, core);
+      if (MAIN.includes(control.name)) main.append(row);
+      else this.group(control.group, form).append(row);
     }
+  }
+
+  /** The folded group of a name, whose summary says what is chosen in it. */
+  group(name, form) {
+    if (!this.groups.has(name)) {
+      const chosen = make("span", {});
+      const box = make("details", { class: "group" }, make("summary", {}, name, " ", chosen));
+      this.groups.set(name, { box, chosen });
+      form.append(box);
+    }
+    return this.groups.get(name).box;
   }
 
   row(control, core) {
@@ -77,7 +91,20 @@ export class Controls {
       if (output !== undefined) this.label(control, input, output);
       if (control.page) row.querySelector(".refusal").hidden = value && !isReal;
     }
+    for (const [name, { chosen }] of this.groups) chosen.textContent = this.chosenIn(name, settings);
     const refused = this.inputs.get("error_feedback").row.querySelector(".refusal");
     refused.textContent = isReal ? "The product refuses to go without it." : "Off: the product refuses this.";
+  }
+
+  /** What is chosen in a group: its words, the start, and what else is not as usual. */
+  chosenIn(group, settings) {
+    const usual = { ...DEFAULTS, ...startOf(settings.problem, this.core), x: NaN, y: NaN };
+    const shown = CONTROLS.filter((control) => control.group === group && !MAIN.includes(control.name) && !this.inputs.get(control.name).row.hidden);
+    return shown.map(({ name, label, kind, unit }) => {
+      const value = settings[name];
+      if (kind === "word") return choices(name, this.core).find(([word]) => word === value)[1];
+      if (value === usual[name]) return "";
+      return kind === "flag" ? `${label}: ${value ? "yes" : "no"}` : `${label} ${plain(value)}${unit ? ` ${unit}` : ""}`;
+    }).filter(Boolean).join(", ") || "as usual";
   }
 }

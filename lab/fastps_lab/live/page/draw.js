@@ -1,7 +1,7 @@
 // What the pictures share: sharp canvases, colours of the theme, shapes of workers.
 
 /** Okabe and Ito's colours, which colour-blind readers can tell apart. */
-const OKABE_ITO = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
+export const OKABE_ITO = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
 
 export function colourOf(worker) {
   return OKABE_ITO[worker % OKABE_ITO.length];
@@ -17,6 +17,7 @@ export function theme() {
     line: of("line"),
     paper: of("paper"),
     low: of("low"),
+    middle: of("middle"),
     high: of("high"),
     accent: of("accent"),
     compute: of("compute"),

@@ -5,7 +5,12 @@ import { Journal } from "./journal.js";
 
 /** Events that a step handles at most, and milliseconds that a frame spends on events: the page never hangs. */
 const MOST_EVENTS = 4000;
-const BUDGET = 10;
+const BUDGET = 3;
+/** Events between two looks at the clock, on functions of two numbers and on the net. */
+const PIECE = 32;
+const PIECE_NET = 2;
+/** Moments of a jump at which the residual is noted for its curve. */
+const NOTED = 40;
 /** Updates between two evaluations of the digits, which take long. */
 const EVALUATE_EVERY = 25;
 const ACTS = ["kill", "pause", "join", "nan"];
@@ -34,9 +39,9 @@ export class Inside {
     this.first = this.settings = { ...settings };
     this.events = events;
     this.done = 0;
-    this.goOnTo(time);
+    const residuals = this.travelTo(time);
     this.furthest = Math.max(time, events.at(-1)?.time ?? 0);
-    this.refresh();
+    this.refresh(residuals);
   }
 
   vector(settings) {
@@ -83,9 +88,24 @@ export class Inside {
     return restarted;
   }
 
-  /** Reads everything again, as after a jump. */
-  refresh() {
+  /** Goes on to a time as `goOnTo` does; the residuals on the way. */
+  travelTo(time) {
+    const from = this.run.read().time;
+    const residuals = [];
+    for (let k = 1; k < NOTED; k += 1) {
+      this.goOnTo(from + ((time - from) * k) / NOTED);
+      if (this.settings.codec === "float32") continue;
+      const state = this.run.read();
+      if (Number.isFinite(state.residual)) residuals.push([state.time, state.residual]);
+    }
+    this.goOnTo(time);
+    return residuals;
+  }
+
+  /** Reads everything again, as after a jump; the residuals until then are known. */
+  refresh(residuals) {
     this.journal.clear();
+    this.journal.residuals = residuals;
     this.read();
   }
 
@@ -111,9 +131,10 @@ export class Inside {
   pass(seconds) {
     const end = this.journal.state.time + seconds;
     const late = performance.now() + BUDGET;
+    const piece = this.core.problem(this.settings.problem).toy ? PIECE : PIECE_NET;
     do {
       const { due } = this;
-      if (this.run.advance(Math.min(end, due), Infinity, 32) < 32) {
+      if (this.run.advance(Math.min(end, due), Infinity, piece) < piece) {
         if (due > end) break;
         this.applyNext();
       }
@@ -144,9 +165,14 @@ export class Inside {
   /** Jumps to a time, also back. */
   jump(time) {
     const { furthest } = this;
-    if (time < this.journal.state.time) this.goBackTo(time);
-    else this.goOnTo(time);
-    this.refresh();
+    let { residuals } = this.journal;
+    if (time < this.journal.state.time) {
+      this.goBackTo(time);
+      residuals = residuals.filter(([noted]) => noted <= time);
+    } else {
+      residuals = [...residuals, ...this.travelTo(time)];
+    }
+    this.refresh(residuals);
     this.furthest = furthest;
   }
 

@@ -27,7 +27,8 @@ export class BreakView {
       `${plain(state.pushes)} pushes acknowledged, ${plain(state.refused)} refused` +
       `${this.app.isReal ? `, ${plain(state.lost)} lost with a server (VersionsLost)` : ""}; ${plain(state.updates)} updates.`;
     const said = journal.messages.slice(-60).reverse();
-    if (this.said !== said[0] || this.log.children.length !== said.length) {
+    if (said.length === 0) this.log.replaceChildren(make("li", {}, "Nothing yet: kill, pause or break a worker above."));
+    else if (this.said !== said[0] || this.log.children.length !== said.length) {
       this.said = said[0];
       this.log.replaceChildren(...said.map(([, time, kind, , text]) =>
         make("li", { class: kind }, make("span", { class: "time" }, `${plain(time, 4)} s`), ` ${text}`)));

@@ -22,11 +22,13 @@ export class BytesView {
     if (entries.length > 0) entries.push(["all, had they been Float32", state.bytesPlain, state.pushes]);
     const most = Math.max(1, ...entries.map(([, bytes]) => bytes));
     this.bars.replaceChildren(...entries.map(([name, bytes, pushes]) => barOf(name, bytes, pushes, most)));
-    this.chart.draw([journal.residuals.map(([time]) => time), journal.residuals.map(([, norm]) => norm)], ["norm"]);
+    if (entries.length === 0) this.bars.append(make("p", {}, "Nothing has been pushed yet: press Play or Step."));
+    const lack = lackOf(journal);
+    const residuals = lack === "" ? journal.residuals : [];
+    this.chart.draw([residuals.map(([time]) => time), residuals.map(([, norm]) => norm)], ["norm"], lack);
     const ratio = state.bytes > 0 ? state.bytesPlain / state.bytes : NaN;
-    this.caption.textContent =
-      `${bytesText(state.bytes)} were pushed, ${comparison(ratio)} Float32 would have taken. ` +
-      `A worker still owes a gradient of norm ${plain(state.residual)}.`;
+    const owes = state.residual > 0 ? ` A worker still owes a gradient of norm ${plain(state.residual)}.` : "";
+    this.caption.textContent = state.bytes > 0 ? `${bytesText(state.bytes)} were pushed, ${comparison(ratio)} Float32 would have taken.${owes}` : "";
   }
 
   table(journal) {
@@ -34,6 +36,14 @@ export class BytesView {
     const rows = [...journal.codecs].map(([codec, { bytes, pushes }]) => [names.get(codec), pushes, bytes, plain(bytes / pushes)]);
     return { head: ["codec", "pushes", "bytes", "bytes per push"], rows };
   }
+}
+
+/** Why no residual is drawn. */
+function lackOf({ settings, state, residuals }) {
+  if (residuals.some(([, norm]) => norm > 0)) return "";
+  if (settings.codec === "float32") return "Float32 drops nothing, so no worker owes anything: choose another codec to see what it drops.";
+  if (!settings.error_feedback) return "Without error feedback nobody keeps what the codec drops.";
+  return state.bytes > 0 ? "So far the codec has dropped nothing." : "Nothing has been pushed yet: press Play or Step.";
 }
 
 function comparison(ratio) {

@@ -2,6 +2,7 @@
 
 import { drawWorker, fit, make, plain, theme, ticks } from "../draw.js";
 import { FIELD, presenceOf } from "../engine/journal.js";
+import { Picture } from "./picture.js";
 
 const PHASES = [
   ["compute", "computes", FIELD.began, FIELD.pushed],
@@ -9,16 +10,20 @@ const PHASES = [
   ["wait", "waits for others", FIELD.arrived, FIELD.ended],
   ["pull", "pulls", FIELD.pulled, FIELD.began],
 ];
+const VERBS = new Map(PHASES.map(([name, text]) => [name, text]));
 const OF_STATE = { computes: "compute", pushes: "push", waits: "wait", pulls: "pull" };
 
 export class LanesView {
   constructor(root, app) {
     this.app = app;
-    this.canvas = make("canvas", { class: "figure tall", role: "img", "aria-label": "What each worker does over time; the table has the numbers." });
+    this.boxes = [];
+    const about = { class: "figure tall", role: "img", "aria-label": "What each worker does over time; the table has the numbers." };
+    this.picture = new Picture(root, about, (x, y) => this.boxes.findLast((box) => x >= box.left && x <= box.right && y >= box.top && y <= box.bottom)?.text ?? "");
+    this.canvas = this.picture.canvas;
     const legend = make("p", { class: "legend" });
     for (const [name, text] of PHASES) legend.append(make("span", { class: `swatch ${name}` }), text);
     this.caption = make("p", { class: "caption" });
-    root.append(this.canvas, legend, this.caption);
+    root.append(legend, this.caption);
   }
 
   draw(journal) {
@@ -35,6 +40,7 @@ export class LanesView {
     const row = (height - 42) / Math.max(1, state.workers.length);
     const thick = Math.min(22, row * 0.66);
     const patterns = patternsOf(context, colours);
+    this.boxes = [];
     const recent = new Map(state.workers.map((worker) => [worker.index, []]));
     for (const one of journal.since(from)) recent.get(one[FIELD.worker])?.push(one);
     state.workers.forEach((worker, k) => {
@@ -43,6 +49,8 @@ export class LanesView {
         if (!(end > from) || !(end > begin)) return;
         context.fillStyle = patterns[name];
         context.fillRect(x(begin), y - thick / 2, Math.max(1, x(end) - x(begin)), thick);
+        const text = `worker ${worker.index} ${VERBS.get(name)} from ${plain(begin)} to ${end === state.time ? "now" : `${plain(end)} s`}`;
+        this.boxes.push({ left: x(begin), right: x(end), top: y - row / 2, bottom: y + row / 2, text });
       };
       context.fillStyle = colours.line;
       context.fillRect(left, y - 0.5, right - left, 1);
@@ -64,6 +72,8 @@ export class LanesView {
     this.caption.textContent =
       `${plain(state.time > 0 ? state.updates / state.time : 0)} updates per ${this.app.isReal ? "second" : "virtual second"}; ` +
       `the workers wait for ${Math.round(100 * state.waiting)} % of their time.`;
+    this.picture.lack(state.time > 0 ? "" : "No time has passed: press Play or Step to see the workers compute.");
+    this.picture.show();
   }
 
   axis(context, from, to, x, height, colours) {

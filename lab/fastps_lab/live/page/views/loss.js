@@ -19,7 +19,8 @@ export class LossView {
     const least = this.app.core.problem(journal.settings.problem).least;
     const rows = journal.curve.filter((row) => Number.isFinite(row[2]));
     const loss = rows.map((row) => Math.max(row[2] - least, 1e-12));
-    this.charts.forEach((chart, k) => chart.draw([rows.map((row) => row[k]), loss], ["loss"]));
+    const first = rows.length > 1 ? "" : journal.state.updates === 0 ? "No update yet: press Play or Step." : "The loss is not computed at every update: let it go on.";
+    this.charts.forEach((chart, k) => chart.draw([rows.map((row) => row[k]), loss], ["loss above the least"], first));
     const last = rows.at(-1);
     this.caption.textContent = last === undefined ? "" : `Loss ${plain(last[2], 4)} after ${plain(last[0])} updates; the least there is: ${plain(least, 4)}.`;
   }

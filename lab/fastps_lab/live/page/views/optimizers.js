@@ -1,24 +1,36 @@
-// Optimizers: all rules from one start, each at the best of seven rates.
+// Optimizers: all rules from one start, each at the best of seven rates; on the net, whose runs take longer, at one.
 
-import { colourOf, drawWorker, fit, make, plain, theme } from "../draw.js";
+import { OKABE_ITO, colourOf, drawWorker, fit, make, plain, theme } from "../draw.js";
 import { vectorOf } from "../settings.js";
-import { Surface } from "./surface.js";
+import { Chart } from "./chart.js";
+import { partOf } from "./part.js";
+import { Picture } from "./picture.js";
+import { SCALE, Surface } from "./surface.js";
 
 const RATES = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1];
 const MOST = 400;
 /** A run is done when its loss is this near the least. */
 const NEAR = 1e-3;
+/** Updates on the net, and between two evaluations; events between two looks at the clock. */
+const MOST_NET = 100;
+const EVERY_NET = 10;
+const PIECE_NET = 4;
+/** Milliseconds of a frame that the runs may take. */
+const BUDGET = 4;
+/** Pixels from the end of a path at which hovering means it. */
+const AT_END = 11;
 
+/** Rules, and the rate of each on the net: the best of eight, tried with eight workers. */
 const RULES = [
-  ["SGD", { optimizer: "sgd", momentum: 0 }],
-  ["momentum .9", { optimizer: "sgd", momentum: 0.9, nesterov: false }],
-  ["Nesterov .9", { optimizer: "sgd", momentum: 0.9, nesterov: true }],
-  ["Adagrad", { optimizer: "adagrad" }],
-  ["RMSprop", { optimizer: "rmsprop", momentum: 0 }],
-  ["Adadelta", { optimizer: "adadelta" }],
-  ["Adam", { optimizer: "adam" }],
-  ["AdamW", { optimizer: "adamw" }],
-  ["Ftrl", { optimizer: "ftrl" }],
+  ["SGD", { optimizer: "sgd", momentum: 0 }, 1],
+  ["momentum .9", { optimizer: "sgd", momentum: 0.9, nesterov: false }, 0.1],
+  ["Nesterov .9", { optimizer: "sgd", momentum: 0.9, nesterov: true }, 0.1],
+  ["Adagrad", { optimizer: "adagrad" }, 0.1],
+  ["RMSprop", { optimizer: "rmsprop", momentum: 0 }, 0.01],
+  ["Adadelta", { optimizer: "adadelta" }, 3],
+  ["Adam", { optimizer: "adam" }, 0.01],
+  ["AdamW", { optimizer: "adamw" }, 0.01],
+  ["Ftrl", { optimizer: "ftrl" }, 1],
 ];
 
 export class OptimizersView {
@@ -27,45 +39,98 @@ export class OptimizersView {
     this.surface = new Surface(app.core);
     this.key = "";
     this.found = [];
-    this.canvas = make("canvas", { class: "figure tall", role: "img", "aria-label": "Paths of all optimizers; the table has the numbers." });
+    this.ends = [];
+    const about = { class: "figure tall", role: "img", "aria-label": "Paths of all optimizers; the table has the numbers." };
+    const stage = make("div", {});
+    this.picture = new Picture(stage, about, (x, y) => this.tell(x, y));
+    this.canvas = this.picture.canvas;
+    this.curves = make("div", { hidden: true });
+    stage.append(this.curves);
+    this.chart = new Chart(this.curves, { title: "Loss of the net", x: "updates", y: "loss", log: true, height: 380 });
     this.caption = make("p", { class: "caption" });
     this.list = make("ul", { class: "legend" });
-    root.append(this.canvas, this.list, this.caption);
+    root.append(stage, this.list, this.caption);
   }
 
   draw() {
     const { settings, core } = this.app;
     const problem = core.problem(settings.problem);
-    const colours = theme();
-    const { context, width, height } = fit(this.canvas);
-    if (!problem.toy) {
-      this.found = [];
-      this.key = "";
-      this.list.replaceChildren();
-      this.caption.textContent = "The optimizers race on functions of two numbers: choose another problem.";
-      return;
-    }
+    this.problem = problem;
+    this.picture.canvas.parentElement.hidden = !problem.toy;
+    this.curves.hidden = problem.toy;
     const key = JSON.stringify({ ...settings, lr: 0, optimizer: "", momentum: 0, nesterov: false });
     if (key !== this.key) {
       this.key = key;
-      this.found = RULES.map(([name, rule]) => best(core, problem, { ...settings, ...rule }, name));
-      this.describe();
+      this.found = [];
+      this.job?.return(); // frees the run that it holds
+      this.job = race(core, problem, settings, this.found);
     }
-    this.surface.prepare(problem, width, height, colours);
-    this.surface.draw(context, colours);
-    this.found.forEach((one, k) => drawPath(context, this.surface, one.points, k, colours));
+    this.advance();
+    if (problem.toy) this.drawPaths(problem);
+    else this.drawCurves();
+    this.describe(problem);
   }
 
-  describe() {
-    const ranked = [...this.found].sort((a, b) => a.updates - b.updates);
-    this.list.replaceChildren(...ranked.map((one) => {
-      const mark = make("canvas", { class: "mark", width: "36", height: "36", "aria-hidden": "true" });
-      const context = mark.getContext("2d");
-      context.scale(2, 2);
-      drawWorker(context, this.found.indexOf(one), 9, 9, 5, theme());
-      return make("li", {}, mark, `${one.name}: ${one.updates <= MOST ? `${one.updates} updates` : `not within ${MOST}`} (rate ${one.rate})`);
-    }));
-    this.caption.textContent = `Updates until the loss is within ${NEAR} of the least, with ${this.app.settings.workers} workers, at the best of seven rates.`;
+  /** Runs a little; the next frame goes on. */
+  advance() {
+    const late = performance.now() + BUDGET;
+    while (this.job !== null && performance.now() < late) if (this.job.next().done) this.job = null;
+    if (this.job !== null) this.app.redraw();
+  }
+
+  drawPaths(problem) {
+    const colours = theme();
+    const { context, width, height } = fit(this.canvas);
+    const part = this.app.state.whole ? problem.view : partOf(problem.view, [...problem.minima.slice(0, 1), ...this.found.flatMap(({ points }) => points)]);
+    this.surface.prepare(problem, width, height - SCALE, colours, part);
+    context.save();
+    context.beginPath();
+    context.rect(0, 0, width, height - SCALE);
+    context.clip();
+    this.surface.draw(context, colours);
+    this.found.forEach((one, k) => drawPath(context, this.surface, one.points, k, colours));
+    context.restore();
+    this.surface.drawScale(context, colours, height - SCALE);
+    this.ends = this.found.map((one) => ({ at: this.surface.toScreen(...one.points.at(-1)), text: `${one.name}: ${resultOf(one)}` }));
+    this.picture.show();
+  }
+
+  tell(left, top) {
+    const end = this.ends.findLast(({ at: [x, y] }) => Math.hypot(x - left, y - top) < AT_END);
+    if (end !== undefined) return end.text;
+    if (top > this.surface.height) return "";
+    const [x, y] = this.surface.toPlane(left, top);
+    this.app.core.ask("gradient", this.problem.id, x, y);
+    return `x ${plain(x)}, y ${plain(y)}: height ${plain(this.app.core.numbers()[0])}`;
+  }
+
+  drawCurves() {
+    const [first] = this.found;
+    const series = this.found.map(({ name }, k) => ({ label: name, colour: OKABE_ITO[k % 8], dash: k < 8 ? undefined : [7, 4] }));
+    const updates = first === undefined ? [] : first.curve.map(([update]) => update);
+    const losses = this.found.map(({ curve }) => updates.map((_, k) => (curve[k]?.[2] > 0 && Number.isFinite(curve[k][2]) ? curve[k][2] : null)));
+    this.chart.draw([updates, ...losses], series, first === undefined ? "The first of nine runs is being computed." : "");
+  }
+
+  describe(problem) {
+    const order = (one) => (problem.toy ? one.updates : one.loss);
+    const ranked = [...this.found].sort((a, b) => order(a) - order(b));
+    const told = ranked.map((one) => `${one.name}: ${resultOf(one)}`).join();
+    if (told !== this.told) {
+      this.told = told;
+      this.list.replaceChildren(...ranked.map((one) => {
+        const mark = make("canvas", { class: "mark", width: "36", height: "36", "aria-hidden": "true" });
+        const context = mark.getContext("2d");
+        context.scale(2, 2);
+        drawWorker(context, this.found.indexOf(one), 9, 9, 5, theme());
+        return make("li", {}, mark, `${one.name}: ${resultOf(one)}`);
+      }));
+    }
+    const { workers } = this.app.settings;
+    const left = this.job === null ? "" : ` ${this.found.length} of ${RULES.length} are computed.`;
+    this.caption.textContent = problem.toy
+      ? `Updates until the loss is within ${NEAR} of the least, with ${workers} workers, at the best of seven rates.${left}`
+      : `Loss of the net after ${MOST_NET} updates, with ${workers} workers, each at a rate that suits the net.${left}`;
   }
 
   table() {
@@ -74,10 +139,43 @@ export class OptimizersView {
   }
 }
 
-function best(core, problem, settings, name) {
-  const runs = RATES.map((rate) => descend(core, problem, { ...settings, lr: rate }));
+function resultOf({ curve, loss, updates, rate }) {
+  if (curve !== undefined) return `loss ${plain(loss)} (rate ${rate})`;
+  return `${updates <= MOST ? `${updates} updates` : `not within ${MOST}`} (rate ${rate})`;
+}
+
+/** Adds a rule after the other to what is found. */
+function* race(core, problem, settings, found) {
+  for (const [name, rule, rate] of RULES) {
+    const chosen = { ...settings, ...rule };
+    found.push({ name, ...(problem.toy ? yield* best(core, problem, chosen) : yield* train(core, { ...chosen, lr: rate })) });
+    yield;
+  }
+}
+
+function* best(core, problem, settings) {
+  const runs = [];
+  for (const lr of RATES) {
+    runs.push(descend(core, problem, { ...settings, lr }));
+    yield;
+  }
   const order = (run) => run.updates * 1e9 + Math.min(1e8, Number.isFinite(run.loss) ? run.loss : 1e8);
-  return { name, ...runs.reduce((a, b) => (order(b) < order(a) ? b : a)) };
+  return runs.reduce((a, b) => (order(b) < order(a) ? b : a));
+}
+
+function* train(core, settings) {
+  const run = core.make(vectorOf(settings, core, { evaluate_every: EVERY_NET }));
+  try {
+    let left = 500 + 100 * MOST_NET; // one that diverges, or whose pushes are refused, makes no more updates
+    while (left > 0 && run.advance(1e9, MOST_NET, PIECE_NET) === PIECE_NET) {
+      left -= PIECE_NET;
+      yield;
+    }
+    const curve = run.curve();
+    return { curve, updates: curve.at(-1)[0], rate: settings.lr, loss: curve.at(-1)[2] };
+  } finally {
+    run.destroy();
+  }
 }
 
 function descend(core, problem, settings) {

@@ -2,40 +2,66 @@
 
 import { colourOf, drawWorker, fit, make, plain, theme, ticks } from "../draw.js";
 import { APPLIED, FIELD } from "../engine/journal.js";
-import { Surface } from "./surface.js";
+import { partOf } from "./part.js";
+import { Picture } from "./picture.js";
+import { placesOf } from "./places.js";
+import { SCALE, Surface } from "./surface.js";
 
 /** Pushes whose lines are shown, and points of the path. */
 const PUSHES = 48;
 const PATH = 3000;
+/** Pixels from a mark at which hovering means it. */
+const NEAR = 11;
 
 export class RaceView {
   constructor(root, app) {
     this.app = app;
     this.surface = new Surface(app.core);
     this.cursor = null;
-    this.canvas = make("canvas", {
+    this.marks = [];
+    this.picture = new Picture(root, {
       class: "figure tall",
       tabindex: "0",
       role: "application",
-      "aria-label": "Plane of the problem. Click, or move with the arrow keys and press Enter, to choose the start.",
-      onclick: (event) => this.choose(this.surface.toPlane(event.offsetX, event.offsetY)),
+      "aria-label": "Plane of the problem",
+      onclick: (event) => this.choose(event.offsetX, event.offsetY),
       onkeydown: (event) => this.key(event),
       onblur: () => {
         this.cursor = null;
         this.app.redraw();
       },
-    });
+    }, (x, y) => this.tell(x, y));
+    this.canvas = this.picture.canvas;
     this.caption = make("p", { class: "caption" });
-    root.append(this.canvas, this.caption);
+    this.whole = make("button", { type: "button", id: "whole", onclick: () => app.showWhole(!app.state.whole) }, "Whole function");
+    root.append(make("div", { class: "under" }, this.caption, this.whole));
   }
 
   get onPlane() {
     return this.problem.toy;
   }
 
-  choose([x, y]) {
-    if (!this.onPlane) return;
+  choose(left, top) {
+    if (this.onPlane && top <= this.surface.height) this.start(this.surface.toPlane(left, top));
+  }
+
+  start([x, y]) {
     this.app.change({ x: rounded(x), y: rounded(y) });
+  }
+
+  /** What is at a point of the picture: a mark, or the height of the ground. */
+  tell(left, top) {
+    const far = ({ at }) => Math.hypot(at[0] - left, at[1] - top);
+    const mark = this.marks.reduce((near, one) => (far(one) < Math.min(NEAR, near === null ? Infinity : far(near)) ? one : near), null);
+    if (mark !== null) return mark.text;
+    if (!this.onPlane || top > this.surface.height) return "";
+    const [x, y] = this.surface.toPlane(left, top);
+    return `x ${plain(x)}, y ${plain(y)}: height ${plain(this.heightAt(x, y))}`;
+  }
+
+  heightAt(x, y) {
+    this.app.core.ask("gradient", this.problem.id, x, y);
+    return this.app.core.numbers()[0];
   }
 
   key(event) {
@@ -46,11 +72,11 @@ export class RaceView {
       const [x, y] = this.cursor ?? [settings.x, settings.y];
       const step = (event.shiftKey ? 0.1 : 0.02) * (this.surface.x1 - this.surface.x0);
       this.cursor = [x + move[0] * step, y + move[1] * step];
-      this.app.say(`start at ${plain(this.cursor[0])}, ${plain(this.cursor[1])}`);
+      this.app.say(`start at ${plain(this.cursor[0])}, ${plain(this.cursor[1])}, height ${plain(this.heightAt(...this.cursor))}`);
       this.app.redraw();
       event.preventDefault();
     } else if (event.key === "Enter" && this.cursor !== null) {
-      this.choose(this.cursor);
+      this.start(this.cursor);
       this.cursor = null;
       event.preventDefault();
     }
@@ -60,29 +86,74 @@ export class RaceView {
     this.problem = this.app.core.problem(journal.settings.problem);
     const colours = theme();
     const { context, width, height } = fit(this.canvas);
+    this.whole.hidden = !this.onPlane;
+    this.whole.setAttribute("aria-pressed", String(this.app.state.whole));
     if (this.onPlane) this.drawPlane(journal, context, width, height, colours);
     else this.drawVersions(journal, context, width, height, colours);
+    this.picture.show();
+  }
+
+  /** The part of the plane that shows start, path, workers, and the minimum next to the start. */
+  part(journal) {
+    const { problem } = this;
+    if (this.app.state.whole) return problem.view;
+    const { state } = journal;
+    const start = [this.app.settings.x, this.app.settings.y];
+    const far = ([x, y]) => Math.hypot(x - start[0], y - start[1]);
+    const goals = [...problem.minima].sort((a, b) => far(a) - far(b)).slice(0, 1);
+    const path = journal.rows.slice(-PATH).map((row) => [row[FIELD.toX], row[FIELD.toY]]);
+    return partOf(problem.view, [start, [state.x, state.y], ...goals, ...path, ...state.workers.map(({ x, y }) => [x, y])]);
   }
 
   drawPlane(journal, context, width, height, colours) {
     const { surface } = this;
-    surface.prepare(this.problem, width, height, colours);
+    surface.prepare(this.problem, width, height - SCALE, colours, this.part(journal));
+    context.save();
+    context.beginPath();
+    context.rect(0, 0, width, height - SCALE);
+    context.clip();
     surface.draw(context, colours);
     this.drawPath(journal, context, colours);
     this.drawPushes(journal, context);
     const { state } = journal;
-    const [left, top] = surface.toScreen(state.x, state.y);
-    for (const worker of state.workers) {
-      const [x, y] = surface.toScreen(worker.x, worker.y);
-      if (Number.isFinite(x + y)) drawWorker(context, worker.index, x, y, 6, colours, worker.phase === "gone" || worker.phase === "paused");
-    }
-    if (Number.isFinite(left + top)) ring(context, left, top, colours);
+    const server = surface.toScreen(state.x, state.y);
+    if (Number.isFinite(server[0] + server[1])) ring(context, ...server, colours);
+    this.drawWorkers(state, server, context, colours);
     if (this.cursor !== null) cross(context, ...surface.toScreen(...this.cursor), colours);
+    context.restore();
+    surface.drawScale(context, colours, height - SCALE);
+    this.describe(`Plane of the problem, ${surface.heights}. Click, or move with the arrow keys and press Enter, to choose the start.`);
     const outside = !surface.isInside(state.x, state.y) || !Number.isFinite(state.x);
     const where = state.diverged > 0 ? `Diverged at update ${plain(state.diverged)}.` : outside ? "The path has left the picture." : "";
+    this.picture.lack(where);
     this.caption.textContent =
-      `${this.problem.formula}. The ring is the server, a mark is a worker at its stale values, a line goes from a push to ` +
-      `where its gradient was computed; × marks a minimum. ${where}`;
+      `f = ${formulaOf(this.problem)}. Ring: the server. Marks: workers at their stale values, beside the ring when they have the server's. ` +
+      `Lines: from a push to where its gradient was computed. ×: a minimum. ${where}`;
+  }
+
+  describe(text) {
+    if (this.canvas.getAttribute("aria-label") !== text) this.canvas.setAttribute("aria-label", text);
+  }
+
+  /** Workers at one point are drawn around it, each with a line to where it is. */
+  drawWorkers(state, server, context, colours) {
+    const own = state.workers.map(({ x, y }) => this.surface.toScreen(x, y));
+    const behind = (worker) => Math.max(0, state.version - worker.version);
+    this.marks = [{ at: server, text: `server: x ${plain(state.x)}, y ${plain(state.y)}, loss ${plain(state.loss)}, update ${plain(state.updates)}` }];
+    placesOf(server, own).forEach((place, k) => {
+      if (place === null) return;
+      const worker = state.workers[k];
+      if (place.moved) {
+        context.beginPath();
+        context.moveTo(...place.own);
+        context.lineTo(...place.at);
+        context.strokeStyle = colours.ink;
+        context.lineWidth = 1;
+        context.stroke();
+      }
+      drawWorker(context, worker.index, ...place.at, 6, colours, worker.phase === "gone" || worker.phase === "paused");
+      this.marks.unshift({ at: place.at, text: `worker ${worker.index} ${worker.phase}: x ${plain(worker.x)}, y ${plain(worker.y)}, ${plain(behind(worker))} updates behind` });
+    });
   }
 
   drawPath(journal, context, colours) {
@@ -127,6 +198,8 @@ export class RaceView {
   /** Where there is no plane, distance counts in updates. */
   drawVersions(journal, context, width, height, colours) {
     const { state } = journal;
+    this.picture.lack("");
+    this.marks = [];
     const [left, right] = [44, width - 40];
     const behind = state.workers.map((worker) => Math.max(0, state.version - worker.version));
     const most = Math.max(8, ...behind) * 1.1;
@@ -151,10 +224,18 @@ export class RaceView {
       context.lineTo(x(behind[k]), y);
       context.stroke();
       drawWorker(context, worker.index, x(behind[k]), y, Math.min(6, row / 3), colours, worker.phase === "gone");
+      this.marks.push({ at: [x(behind[k]), y], text: `worker ${worker.index} ${worker.phase}: ${plain(behind[k])} updates behind` });
     });
-    ring(context, x(0), height / 2, colours);
+    context.beginPath();
+    context.moveTo(x(0), 14);
+    context.lineTo(x(0), height - 26);
+    context.strokeStyle = colours.ink;
+    context.lineWidth = 2.5;
+    context.stroke();
+    this.describe("How many updates each worker is behind the server; the table has the numbers.");
+    if (state.updates === 0) this.picture.lack("All workers have the server's values: press Play or Step to see them fall behind.");
     this.caption.textContent =
-      "The net has 2,410 parameters and no plane to be shown in: the ring is the server, and each worker is as far behind it as " +
+      "The net has 2,410 parameters and no plane to be shown in: the thick line is the server, and each worker is as far behind it as " +
       `there were updates since its values were pulled. Loss ${plain(state.loss)}` +
       `${Number.isFinite(state.error) ? `, test error ${plain(state.error)} %` : ""}.` +
       `${state.diverged > 0 ? ` Diverged at update ${plain(state.diverged)}.` : ""}`;
@@ -168,6 +249,11 @@ export class RaceView {
     ]);
     return { head: ["", "x, y", "version", "updates behind", "state"], rows: [["server", at(state.x, state.y), state.version, 0, ""], ...rows] };
   }
+}
+
+/** With raised powers and minus signs. */
+function formulaOf({ formula }) {
+  return formula.replace(/\^(\d)/g, (_, power) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[power]).replaceAll("-", "−");
 }
 
 function rounded(value) {

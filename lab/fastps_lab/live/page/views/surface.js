@@ -1,8 +1,10 @@
-// The ground of a race: heights of a function as bands, its minima, and the plane's coordinates.
+// The ground of a race: heights of a function as bands of colour, their scale, its minima, and the plane's coordinates.
 
-import { ticks } from "../draw.js";
+import { plain, ticks } from "../draw.js";
 
 const BANDS = 18;
+/** Pixels below a plane that its scale of heights takes. */
+export const SCALE = 40;
 
 /** Maps the plane of a problem to a box of the screen. */
 export class Surface {
@@ -12,14 +14,14 @@ export class Surface {
     this.image = document.createElement("canvas");
   }
 
-  /** Chooses problem and box; the picture of the ground is kept while they stay. */
-  prepare(problem, width, height, colours) {
+  /** Chooses problem, size and part of the plane; the picture of the ground is kept while they stay. */
+  prepare(problem, width, height, colours, part = problem.view) {
     this.problem = problem;
     this.width = width;
     this.height = height;
-    const [x0, x1, y0, y1] = problem.view;
+    const [x0, x1, y0, y1] = part;
     Object.assign(this, { x0, x1, y0, y1 });
-    const key = [problem.id, width, height, colours.low, colours.high].join();
+    const key = [problem.id, width, height, ...part, colours.low, colours.high].join();
     if (key === this.key || width < 8 || height < 8) return;
     this.key = key;
     this.paint(colours);
@@ -41,15 +43,16 @@ export class Surface {
     const scale = Math.min(2, window.devicePixelRatio || 1);
     const columns = Math.round(this.width * scale);
     const rows = Math.round(this.height * scale);
-    const heights = this.core.contours(this.problem.id, this.problem.view, columns, rows);
+    const heights = this.core.contours(this.problem.id, [this.x0, this.x1, this.y0, this.y1], columns, rows);
     // Low ground has as many bands as high ground: heights count by their logarithm above the least.
     let least = Infinity;
     for (const height of heights) least = Math.min(least, height);
     const levels = heights.map((height) => Math.log1p((height - least) * 4));
     let most = 0;
     for (const level of levels) most = Math.max(most, level);
-    const shades = Array.from({ length: BANDS }, (_, k) => mix(colours.low, colours.high, k / (BANDS - 1)));
-    const edge = mix(colours.low, colours.high, 0.5).map((part, k) => (part + rgb(colours.line)[k]) / 2);
+    const shades = shadesOf(colours);
+    const edges = shades.map((shade) => shade.map((part, k) => Math.round(part * 0.8 + rgb(colours.soft)[k] * 0.2)));
+    this.borders = Array.from({ length: BANDS + 1 }, (_, k) => least + Math.expm1((most * k) / BANDS) / 4);
     const image = new ImageData(columns, rows);
     const band = new Uint8Array(columns * rows);
     for (let k = 0; k < levels.length; k += 1) band[k] = Math.min(BANDS - 1, Math.floor((levels[k] / most) * BANDS));
@@ -58,7 +61,7 @@ export class Surface {
       for (let column = 0; column < columns; column += 1) {
         const at = from + column;
         const border = (column + 1 < columns && band[at + 1] !== band[at]) || (at >= columns && band[at - columns] !== band[at]);
-        const colour = border ? edge : shades[band[at]];
+        const colour = (border ? edges : shades)[band[at]];
         const to = 4 * (row * columns + column);
         image.data[to] = colour[0];
         image.data[to + 1] = colour[1];
@@ -87,6 +90,30 @@ export class Surface {
     }
   }
 
+  /** What the scale says, for those who do not see it. */
+  get heights() {
+    return `heights from ${plain(this.borders[0], 2)} to ${plain(this.borders[BANDS], 2)}`;
+  }
+
+  /** The scale: each band of heights, and the values at some of its borders. */
+  drawScale(context, colours, top) {
+    const [left, right] = [8, this.width - 8];
+    const edge = (k) => Math.round(left + ((right - left) * k) / BANDS);
+    shadesOf(colours).forEach((shade, k) => {
+      context.fillStyle = `rgb(${shade.join()})`;
+      context.fillRect(edge(k), top + 6, edge(k + 1) - edge(k), 10);
+    });
+    context.strokeStyle = colours.soft;
+    context.lineWidth = 1;
+    context.strokeRect(left, top + 6, right - left, 10);
+    context.fillStyle = colours.soft;
+    const every = this.width < 520 ? 6 : 3;
+    for (let k = 0; k <= BANDS; k += every) {
+      context.textAlign = k === 0 ? "left" : k === BANDS ? "right" : "center";
+      context.fillText(k === 0 ? `height ${plain(this.borders[k], 2)}` : plain(this.borders[k], 2), edge(k), top + 27);
+    }
+  }
+
   drawGoal(context, x, y, colours) {
     const [left, top] = this.toScreen(x, y);
     context.strokeStyle = colours.ink;
@@ -98,6 +125,14 @@ export class Surface {
     }
     context.stroke();
   }
+}
+
+/** From low to high over a middle of another hue, so that lightness and hue both tell the height. */
+function shadesOf({ low, middle, high }) {
+  return Array.from({ length: BANDS }, (_, k) => {
+    const share = (2 * k) / (BANDS - 1);
+    return share <= 1 ? mix(low, middle, share) : mix(middle, high, share - 1);
+  });
 }
 
 function rgb(colour) {
