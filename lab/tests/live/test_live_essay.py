@@ -60,8 +60,14 @@ def step(rows: Rows, chosen: dict[str, str]) -> dict[str, float]:
 def race(rows: Rows, chosen: dict[str, str]) -> dict[str, float]:
     found = {}
     for letter in "AB":
-        _, _, updates, way, _ = next(row for row in rows if row[0] == chosen[letter.lower()])
+        name = chosen[letter.lower()]
+        _, _, updates, way, _, *measures = next(row for row in rows if row[0] == name)
         found |= {f"updates{letter}": float(updates.removeprefix("over ")), f"way{letter}": float(way)}
+        turns, shrinks, slow = (math.nan if one == "" else float(one) for one in measures)
+        weakness = {"SGD": shrinks, "Adagrad": shrinks, "Adadelta": slow, "conjugate gradients": math.nan}
+        measure = weakness.get(name, turns)
+        if measure >= (2 if measure is shrinks else 0.001):
+            found[f"weak{letter}"] = measure
     return found
 
 

@@ -2,7 +2,7 @@
 // letter, its line and its mark, not by colour alone.
 
 import { plain, ticks } from "../draw.js";
-import { Surface } from "../views/surface.js";
+import { SCALE, Surface } from "../views/surface.js";
 import { font } from "./frame.js";
 
 /** How a run looks: A is solid with discs, B is dashed with squares, C, a reference, is dotted. */
@@ -240,6 +240,18 @@ function hatch(context, x, y, width, height, colour) {
 }
 
 const grounds = new WeakMap();
+
+/** The heights of a problem in a box, with their scale in its foot; returns how points of the plane lie in it. */
+export function scaledMap(pen, block, { left, top, width, height }, problem) {
+  const ground = map(pen, block, { left, top, width, height: height - SCALE }, problem);
+  const { context, colours } = pen;
+  context.save();
+  context.translate(left, 0);
+  context.font = font(400, 12);
+  grounds.get(block).drawScale(context, colours, top + height - SCALE);
+  context.restore();
+  return ground;
+}
 
 /** The heights of a problem in a box; returns how points of the plane lie in it. */
 export function map({ context, colours, core }, block, box, problem) {

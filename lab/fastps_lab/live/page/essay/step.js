@@ -1,7 +1,7 @@
 // 1: one worker, one server, one gradient.
 
 import { number } from "./frame.js";
-import { arrow, label, map, ring } from "./plot.js";
+import { arrow, label, ring, scaledMap } from "./plot.js";
 import { runs, updatesOf } from "./runs.js";
 import { plain } from "../draw.js";
 
@@ -25,7 +25,7 @@ export const step = {
     <math display="block"><mi>w</mi><mo>←</mo><mi>w</mi><mo>−</mo><mi>η</mi><mo>∇</mo><mi>f</mi><mo stretchy="false">(</mo><mi>w</mi><mo stretchy="false">)</mo></math>
     <p>How long the step is depends on the rate <math><mi>η</mi></math>. Let it be {lr}, and see where twelve steps lead from
     <math><mi>x</mi></math> {x} and <math><mi>y</mi></math> {y}. You can also drag the start in the picture.</p>`,
-  caption: "Darker is lower; × is the lowest point. The arrow is the first step, discs are the twelve that the server takes.",
+  caption: "Bluer is lower, as the scale says; × is the lowest point. The arrow is the first step, discs are the twelve that the server takes.",
   *compute(core, { lr, x, y }) {
     const settings = { problem: "booth", workers: 1, durations: "constant", x, y, lr };
     const points = yield* runs(core, settings, { updates: STEPS, piece: 8 }, (run) => updatesOf(run).map(({ to }) => to));
@@ -47,7 +47,7 @@ export const step = {
   },
   draw(pen, { points }, block) {
     const { context, width, height, colours } = pen;
-    const ground = map(pen, block, { left: 0, top: 0, width, height }, pen.core.problem("booth"));
+    const ground = scaledMap(pen, block, { left: 0, top: 0, width, height }, pen.core.problem("booth"));
     block.toPlane = ground.toPlane;
     const shown = points.map(ground.at);
     ground.clip(() => {
