@@ -32,7 +32,7 @@ export const bits = {
     const made = { codec, A: [], B: [], C: [] };
     for (const [letter, sent, feedback] of [["C", "float32", true], ["A", codec, true], ["B", codec, false]]) {
       const settings = { problem: "digits", workers: 2, mode: "sync", backup: 0, codec: sent, error_feedback: feedback, momentum: 0.9, lr: 0.1 };
-      const limits = { updates: UPDATES, more: { evaluate_every: EVERY, batch: 16 }, piece: 4 };
+      const limits = { updates: UPDATES, more: { evaluate_every: EVERY, batch: 16 }, piece: 1 };
       made[letter] = yield* runs(core, settings, limits, withBytes, (run) => ({ ...made, [letter]: withBytes(run) }));
     }
     return made;
@@ -64,7 +64,7 @@ export const local = {
     const made = { n, A: [], B: [] };
     for (const [letter, every] of [["A", 1], ["B", n]]) {
       const settings = { problem: "digits", workers: 4, mode: "local", push_every: every, pull_every: every, local_lr: 0.1, optimizer: "adagrad", lr: 0.1 };
-      const limits = { updates: GRADIENTS / every, more: { evaluate_every: Math.max(1, Math.round(20 / every)), batch: 16 }, piece: 4 };
+      const limits = { updates: GRADIENTS / every, more: { evaluate_every: Math.max(1, Math.round(20 / every)), batch: 16 }, piece: 1 };
       const read = (run) => withBytes(run).map((point) => ({ ...point, update: point.update * every }));
       made[letter] = yield* runs(core, settings, limits, read, (run) => ({ ...made, [letter]: read(run) }));
     }

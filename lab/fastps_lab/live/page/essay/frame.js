@@ -4,7 +4,7 @@
 import { make, plain, theme } from "../draw.js";
 
 /** Milliseconds of a frame that computing may take. */
-const BUDGET = 5;
+const BUDGET = 2.5;
 
 /** A number in a sentence; tests compare its full value with the table. */
 export function number(name, value, text = plain(value)) {

@@ -18,7 +18,7 @@ export class LanesView {
     this.app = app;
     this.boxes = [];
     const about = { class: "figure tall", role: "img", "aria-label": "What each worker does over time; the table has the numbers." };
-    this.picture = new Picture(root, about, (x, y) => this.boxes.findLast((box) => x >= box.left && x <= box.right && y >= box.top && y <= box.bottom)?.text ?? "");
+    this.picture = new Picture(root, about, (x, y) => this.boxes.findLast((box) => x >= box.left && x <= box.right && y >= box.top && y <= box.bottom)?.text() ?? "");
     this.canvas = this.picture.canvas;
     const legend = make("p", { class: "legend" });
     for (const [name, text] of PHASES) legend.append(make("span", { class: `swatch ${name}` }), text);
@@ -39,7 +39,7 @@ export class LanesView {
     this.axis(context, from, to, x, height, colours);
     const row = (height - 42) / Math.max(1, state.workers.length);
     const thick = Math.min(22, row * 0.66);
-    const patterns = patternsOf(context, colours);
+    const patterns = this.patternsOf(context, colours);
     this.boxes = [];
     const recent = new Map(state.workers.map((worker) => [worker.index, []]));
     for (const one of journal.since(from)) recent.get(one[FIELD.worker])?.push(one);
@@ -49,7 +49,7 @@ export class LanesView {
         if (!(end > from) || !(end > begin)) return;
         context.fillStyle = patterns[name];
         context.fillRect(x(begin), y - thick / 2, Math.max(1, x(end) - x(begin)), thick);
-        const text = `worker ${worker.index} ${VERBS.get(name)} from ${plain(begin)} to ${end === state.time ? "now" : `${plain(end)} s`}`;
+        const text = () => `worker ${worker.index} ${VERBS.get(name)} from ${plain(begin)} to ${end === state.time ? "now" : `${plain(end)} s`}`;
         this.boxes.push({ left: x(begin), right: x(end), top: y - row / 2, bottom: y + row / 2, text });
       };
       context.fillStyle = colours.line;
@@ -74,6 +74,14 @@ export class LanesView {
       `the workers wait for ${Math.round(100 * state.waiting)} % of their time.`;
     this.picture.lack(state.time > 0 ? "" : "No time has passed: press Play or Step to see the workers compute.");
     this.picture.show();
+  }
+
+  /** They stay while the colours do. */
+  patternsOf(context, colours) {
+    const key = [colours.paper, colours.compute].join();
+    if (key !== this.key) this.patterns = patternsOf(context, colours);
+    this.key = key;
+    return this.patterns;
   }
 
   axis(context, from, to, x, height, colours) {

@@ -14,9 +14,10 @@ const NEAR = 1e-3;
 /** Updates on the net, and between two evaluations; events between two looks at the clock. */
 const MOST_NET = 100;
 const EVERY_NET = 10;
-const PIECE_NET = 4;
+const PIECE_NET = 1;
+const PIECE = 100;
 /** Milliseconds of a frame that the runs may take. */
-const BUDGET = 4;
+const BUDGET = 2;
 /** Pixels from the end of a path at which hovering means it. */
 const AT_END = 11;
 
@@ -62,6 +63,7 @@ export class OptimizersView {
     if (key !== this.key) {
       this.key = key;
       this.found = [];
+      this.drawn = -1;
       this.job?.return(); // frees the run that it holds
       this.job = race(core, problem, settings, this.found);
     }
@@ -91,13 +93,13 @@ export class OptimizersView {
     this.found.forEach((one, k) => drawPath(context, this.surface, one.points, k, colours));
     context.restore();
     this.surface.drawScale(context, colours, height - SCALE);
-    this.ends = this.found.map((one) => ({ at: this.surface.toScreen(...one.points.at(-1)), text: `${one.name}: ${resultOf(one)}` }));
+    this.ends = this.found.map((one) => ({ at: this.surface.toScreen(...one.points.at(-1)), text: () => `${one.name}: ${resultOf(one)}` }));
     this.picture.show();
   }
 
   tell(left, top) {
     const end = this.ends.findLast(({ at: [x, y] }) => Math.hypot(x - left, y - top) < AT_END);
-    if (end !== undefined) return end.text;
+    if (end !== undefined) return end.text();
     if (top > this.surface.height) return "";
     const [x, y] = this.surface.toPlane(left, top);
     this.app.core.ask("gradient", this.problem.id, x, y);
@@ -109,6 +111,8 @@ export class OptimizersView {
     const series = this.found.map(({ name }, k) => ({ label: name, colour: OKABE_ITO[k % 8], dash: k < 8 ? undefined : [7, 4] }));
     const updates = first === undefined ? [] : first.curve.map(([update]) => update);
     const losses = this.found.map(({ curve }) => updates.map((_, k) => (curve[k]?.[2] > 0 && Number.isFinite(curve[k][2]) ? curve[k][2] : null)));
+    if (this.drawn === this.found.length && this.curves.clientWidth === this.wide) return;
+    [this.drawn, this.wide] = [this.found.length, this.curves.clientWidth];
     this.chart.draw([updates, ...losses], series, first === undefined ? "The first of nine runs is being computed." : "");
   }
 
@@ -156,8 +160,7 @@ function* race(core, problem, settings, found) {
 function* best(core, problem, settings) {
   const runs = [];
   for (const lr of RATES) {
-    runs.push(descend(core, problem, { ...settings, lr }));
-    yield;
+    runs.push(yield* descend(core, problem, { ...settings, lr }));
   }
   const order = (run) => run.updates * 1e9 + Math.min(1e8, Number.isFinite(run.loss) ? run.loss : 1e8);
   return runs.reduce((a, b) => (order(b) < order(a) ? b : a));
@@ -178,12 +181,16 @@ function* train(core, settings) {
   }
 }
 
-function descend(core, problem, settings) {
+function* descend(core, problem, settings) {
   const run = core.make(vectorOf(settings, core, { evaluate_every: 1 }));
   const points = [[settings.x, settings.y]];
   const goal = problem.least + NEAR;
   try {
-    run.advance(1e9, MOST, 1e5);
+    let left = 1e5; // one that diverges makes no more updates
+    while (left > 0 && run.advance(1e9, MOST, PIECE) === PIECE) {
+      left -= PIECE;
+      yield;
+    }
     const curve = run.curve();
     const done = curve.find((row) => row[2] <= goal);
     const updates = done === undefined ? MOST + 1 : done[0];

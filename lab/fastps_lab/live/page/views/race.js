@@ -53,7 +53,7 @@ export class RaceView {
   tell(left, top) {
     const far = ({ at }) => Math.hypot(at[0] - left, at[1] - top);
     const mark = this.marks.reduce((near, one) => (far(one) < Math.min(NEAR, near === null ? Infinity : far(near)) ? one : near), null);
-    if (mark !== null) return mark.text;
+    if (mark !== null) return mark.text();
     if (!this.onPlane || top > this.surface.height) return "";
     const [x, y] = this.surface.toPlane(left, top);
     return `x ${plain(x)}, y ${plain(y)}: height ${plain(this.heightAt(x, y))}`;
@@ -139,7 +139,7 @@ export class RaceView {
   drawWorkers(state, server, context, colours) {
     const own = state.workers.map(({ x, y }) => this.surface.toScreen(x, y));
     const behind = (worker) => Math.max(0, state.version - worker.version);
-    this.marks = [{ at: server, text: `server: x ${plain(state.x)}, y ${plain(state.y)}, loss ${plain(state.loss)}, update ${plain(state.updates)}` }];
+    this.marks = [{ at: server, text: () => `server: x ${plain(state.x)}, y ${plain(state.y)}, loss ${plain(state.loss)}, update ${plain(state.updates)}` }];
     placesOf(server, own).forEach((place, k) => {
       if (place === null) return;
       const worker = state.workers[k];
@@ -152,7 +152,7 @@ export class RaceView {
         context.stroke();
       }
       drawWorker(context, worker.index, ...place.at, 6, colours, worker.phase === "gone" || worker.phase === "paused");
-      this.marks.unshift({ at: place.at, text: `worker ${worker.index} ${worker.phase}: x ${plain(worker.x)}, y ${plain(worker.y)}, ${plain(behind(worker))} updates behind` });
+      this.marks.unshift({ at: place.at, text: () => `worker ${worker.index} ${worker.phase}: x ${plain(worker.x)}, y ${plain(worker.y)}, ${plain(behind(worker))} updates behind` });
     });
   }
 
@@ -224,7 +224,7 @@ export class RaceView {
       context.lineTo(x(behind[k]), y);
       context.stroke();
       drawWorker(context, worker.index, x(behind[k]), y, Math.min(6, row / 3), colours, worker.phase === "gone");
-      this.marks.push({ at: [x(behind[k]), y], text: `worker ${worker.index} ${worker.phase}: ${plain(behind[k])} updates behind` });
+      this.marks.push({ at: [x(behind[k]), y], text: () => `worker ${worker.index} ${worker.phase}: ${plain(behind[k])} updates behind` });
     });
     context.beginPath();
     context.moveTo(x(0), 14);

@@ -39,39 +39,58 @@ export class Surface {
     return x >= this.x0 && x <= this.x1 && y >= this.y0 && y <= this.y1;
   }
 
+  /** Heights are asked for at every second pixel, and lie on a plane in between. */
   paint(colours) {
     const scale = Math.min(2, window.devicePixelRatio || 1);
     const columns = Math.round(this.width * scale);
     const rows = Math.round(this.height * scale);
-    const heights = this.core.contours(this.problem.id, [this.x0, this.x1, this.y0, this.y1], columns, rows);
-    // Low ground has as many bands as high ground: heights count by their logarithm above the least.
-    let least = Infinity;
-    for (const height of heights) least = Math.min(least, height);
-    const levels = heights.map((height) => Math.log1p((height - least) * 4));
-    let most = 0;
-    for (const level of levels) most = Math.max(most, level);
+    const across = Math.ceil(columns / 2) + 1;
+    const down = Math.ceil(rows / 2) + 1;
+    const { x0, y1 } = this;
+    const x1 = x0 + ((this.x1 - x0) * 2 * (across - 1)) / (columns - 1);
+    const y0 = y1 - ((y1 - this.y0) * 2 * (down - 1)) / (rows - 1);
+    const heights = this.core.contours(this.problem.id, [x0, x1, y0, y1], across, down);
+    const bands = this.bandsOf(heights, across, down, columns, rows);
     const shades = shadesOf(colours);
     const edges = shades.map((shade) => shade.map((part, k) => Math.round(part * 0.8 + rgb(colours.soft)[k] * 0.2)));
-    this.borders = Array.from({ length: BANDS + 1 }, (_, k) => least + Math.expm1((most * k) / BANDS) / 4);
+    const [inside, border] = [shades, edges].map((all) => Uint32Array.from(all, packed));
     const image = new ImageData(columns, rows);
-    const band = new Uint8Array(columns * rows);
-    for (let k = 0; k < levels.length; k += 1) band[k] = Math.min(BANDS - 1, Math.floor((levels[k] / most) * BANDS));
-    for (let row = 0; row < rows; row += 1) {
-      const from = (rows - 1 - row) * columns;
-      for (let column = 0; column < columns; column += 1) {
-        const at = from + column;
-        const border = (column + 1 < columns && band[at + 1] !== band[at]) || (at >= columns && band[at - columns] !== band[at]);
-        const colour = (border ? edges : shades)[band[at]];
-        const to = 4 * (row * columns + column);
-        image.data[to] = colour[0];
-        image.data[to + 1] = colour[1];
-        image.data[to + 2] = colour[2];
-        image.data[to + 3] = 255;
-      }
+    const pixels = new Uint32Array(image.data.buffer);
+    for (let at = 0; at < pixels.length; at += 1) {
+      const band = bands[at];
+      pixels[at] = (bands[at + 1] === band && (at + columns >= bands.length || bands[at + columns] === band) ? inside : border)[band];
     }
     this.image.width = columns;
     this.image.height = rows;
     this.image.getContext("2d").putImageData(image, 0, 0);
+  }
+
+  /** The band of each pixel. Low ground has as many bands as high ground: heights count by their logarithm above the least. */
+  bandsOf(heights, across, down, columns, rows) {
+    let [least, most] = [Infinity, -Infinity];
+    for (const height of heights) {
+      if (height < least) least = height;
+      if (height > most) most = height;
+    }
+    const levels = Math.log1p((most - least) * 4);
+    const borders = Array.from({ length: BANDS + 1 }, (_, k) => least + Math.expm1((levels * k) / BANDS) / 4);
+    this.borders = borders;
+    const bands = new Uint8Array(columns * rows);
+    const line = new Float64Array(across);
+    let [band, at] = [0, 0];
+    for (let row = 0; row < rows; row += 1) {
+      const low = (down - 1 - (row >> 1)) * across; // rows of heights go up
+      const next = row % 2 === 0 ? low : low - across;
+      for (let k = 0; k < across; k += 1) line[k] = (heights[low + k] + heights[next + k]) / 2;
+      for (let column = 0; column < columns; column += 1, at += 1) {
+        const k = column >> 1;
+        const height = column % 2 === 0 ? line[k] : (line[k] + line[k + 1]) / 2;
+        while (band < BANDS - 1 && height >= borders[band + 1]) band += 1;
+        while (band > 0 && height < borders[band]) band -= 1;
+        bands[at] = band;
+      }
+    }
+    return bands;
   }
 
   draw(context, colours) {
@@ -133,6 +152,11 @@ function shadesOf({ low, middle, high }) {
     const share = (2 * k) / (BANDS - 1);
     return share <= 1 ? mix(low, middle, share) : mix(middle, high, share - 1);
   });
+}
+
+/** A colour as four bytes of an image. */
+function packed([red, green, blue]) {
+  return (255 << 24) | (blue << 16) | (green << 8) | red;
 }
 
 function rgb(colour) {
