@@ -253,11 +253,11 @@ export function scaledMap(pen, block, { left, top, width, height }, problem) {
   return ground;
 }
 
-/** The heights of a problem in a box; returns how points of the plane lie in it. */
-export function map({ context, colours, core }, block, box, problem) {
+/** The heights of a problem, or of a part of it, in a box; returns how points of the plane lie in it. */
+export function map({ context, colours, core }, block, box, problem, part = problem.view) {
   if (!grounds.has(block)) grounds.set(block, new Surface(core));
   const surface = grounds.get(block);
-  surface.prepare(problem, box.width, box.height, colours);
+  surface.prepare(problem, box.width, box.height, colours, part);
   context.save();
   context.beginPath();
   context.roundRect(box.left, box.top, box.width, box.height, 6);

@@ -4,6 +4,7 @@ import { number } from "./frame.js";
 import { arrow, label, lanes, line, map, ring } from "./plot.js";
 import { barsOf, runs, updatesOf } from "./runs.js";
 import { plain } from "../draw.js";
+import { partOf } from "../views/part.js";
 
 const UNTIL = 24;
 const SETTINGS = { problem: "booth", workers: 2, durations: "constant", x: -8, y: 2, lr: 0.03, delay_adaptive: false };
@@ -47,8 +48,9 @@ export const wait = {
     lanes(pen, { left: 0, top: 0, width, height: half }, { letter: "A", name: "waits", workers: 2, bars: A.bars, until: UNTIL });
     lanes(pen, { left: 0, top: half + 10, width, height: half + 34 }, { letter: "B", name: "does not wait", workers: 2, bars: B.bars, until: UNTIL, axis: true });
     const top = 2 * half + 54;
-    const ground = map(pen, block, { left: 0, top, width, height: height - top }, pen.core.problem("booth"));
     const points = [[SETTINGS.x, SETTINGS.y], ...B.rows.map(({ to }) => to)];
+    const booth = pen.core.problem("booth");
+    const ground = map(pen, block, { left: 0, top, width, height: height - top }, booth, partOf(booth.view, [...points, ...booth.minima]));
     ground.clip(() => {
       line(context, points.map(ground.at), "B", colours, 2);
       const stalest = stalestOf(B.rows);
