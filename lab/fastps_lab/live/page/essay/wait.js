@@ -70,7 +70,8 @@ export const wait = {
       label(context, "computed here", from[0] + (right ? 14 : -14), from[1] - 12, colours, { align: right ? "left" : "right", weight: 600 });
       const near = Math.hypot(from[0] - to[0], from[1] - to[1]) < 30;
       const told = `${plain(stalest.staleness)} update${stalest.staleness === 1 ? "" : "s"} later it moves the server`;
-      label(context, told, Math.min(to[0] + 14, width - context.measureText(told).width - 8), Math.min(height - 12, to[1] + (near ? 24 : 16)), colours, { weight: 600 });
+      const below = width < 520 ? Math.max(to[1], end[1]) - to[1] + 20 : near ? 24 : 16; // on a narrow map it would cover the arrow
+      label(context, told, Math.min(to[0] + 14, width - context.measureText(told).width - 8), Math.min(height - 12, to[1] + below), colours, { weight: 600 });
     });
   },
   table({ A, B }) {

@@ -18,6 +18,7 @@ const PIECE_NET = 1;
 const PIECE = 100;
 /** Milliseconds of a frame that the runs may take. */
 const BUDGET = 2;
+const FIRST = "The first of nine rules is being computed.";
 /** Pixels from the end of a path at which hovering means it. */
 const AT_END = 11;
 
@@ -83,7 +84,8 @@ export class OptimizersView {
   drawPaths(problem) {
     const colours = theme();
     const { context, width, height } = fit(this.canvas);
-    const part = this.app.state.whole ? problem.view : partOf(problem.view, [...problem.minima.slice(0, 1), ...this.found.flatMap(({ points }) => points)]);
+    const { x, y } = this.app.settings;
+    const part = this.app.state.whole ? problem.view : partOf(problem.view, [[x, y], ...problem.minima.slice(0, 1), ...this.found.flatMap(({ points }) => points)]);
     this.surface.prepare(problem, width, height - SCALE, colours, part);
     context.save();
     context.beginPath();
@@ -94,6 +96,7 @@ export class OptimizersView {
     context.restore();
     this.surface.drawScale(context, colours, height - SCALE);
     this.ends = this.found.map((one) => ({ at: this.surface.toScreen(...one.points.at(-1)), text: () => `${one.name}: ${resultOf(one)}` }));
+    this.picture.lack(this.found.length > 0 ? "" : FIRST);
     this.picture.show();
   }
 
@@ -113,7 +116,7 @@ export class OptimizersView {
     const losses = this.found.map(({ curve }) => updates.map((_, k) => (curve[k]?.[2] > 0 && Number.isFinite(curve[k][2]) ? curve[k][2] : null)));
     if (this.drawn === this.found.length && this.curves.clientWidth === this.wide) return;
     [this.drawn, this.wide] = [this.found.length, this.curves.clientWidth];
-    this.chart.draw([updates, ...losses], series, first === undefined ? "The first of nine runs is being computed." : "");
+    this.chart.draw([updates, ...losses], series, first === undefined ? FIRST : "");
   }
 
   describe(problem) {
