@@ -251,6 +251,16 @@ def test_each_sentence_is_true_of_its_figure(essay: Essay, block: str) -> None:
     assert len(sentences) == 1 + len(places)
 
 
+def test_each_optimizer_shows_its_weakness_at_the_start(essay: Essay) -> None:
+    essay.see("race")
+    names = ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adadelta", "adam")
+    for name in names:
+        essay.move("race", "a", name)
+        essay.move("race", "b", names[names.index(name) - 1])
+        assert {"weakA", "weakB"} <= set(essay.told("race")), name
+        assert essay.sentence("race").count("here it") == 2, name
+
+
 def test_nothing_moves_by_itself_and_the_link_restores_the_state(essay: Essay) -> None:
     essay.see("wait")
     essay.tab.wait_for_selector("[data-state=computes]", state="detached", timeout=LATE_PAGE)
