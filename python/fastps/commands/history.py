@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,23 @@ from numpy.typing import NDArray
 import fastps
 from fastps import _fastps
 from fastps._shared.process import EXIT_OK, CommandError
+from fastps._shared.text import counted
 from fastps.commands.kit.plot import figure, has_matplotlib
 from fastps.history import History
 
-__all__ = ["draw", "execute", "is_wanted", "pushes"]
+__all__ = ["compose", "draw", "execute", "is_wanted", "pushes"]
 
 _PLOT = "--plot"
 #: Workers with a colour of their own; the others share one.
 _COLORS = ("#2166ac", "#b2182b", "#1b7837", "#e08214", "#762a83", "#35978f", "#8c510a", "#de77ae")
 _OTHERS = "#bbbbbb"
 _MARK = "#777777"
+#: Values that differ by more than this factor need a logarithmic axis.
+_FAR = 10.0
+#: A push with this many times the norm of its worker's median is named.
+_SUSPECT = 20.0
+#: Most marks with a name in the picture, and most characters of it.
+_NAMED_MARKS, _NAME = 12, 16
 _PUSH = np.dtype(
     [("worker", "<u4"), ("push", "<u8"), ("version", "<u8"), ("norm", "<f8"), ("staleness", "<i8")]
 )
@@ -86,27 +94,106 @@ def draw(past: History, path: Path) -> None:
     names, rows = pushes(past)
     if not len(rows):
         raise CommandError("the history has no pushes to draw")
-    with figure(path, (11, 7), 90) as drawn:
-        norms, staleness = drawn.subplots(2, 1, sharex=True)
-        _points(norms, names, rows, "norm")
-        if (rows["norm"] > 0).any():
-            norms.set_yscale("log")
-        norms.set_ylabel("norm of the gradient")
-        norms.set_title(
-            f"{len(rows):,} pushes by {len(names)} workers", loc="left", fontsize=11, fontweight="bold"
-        )
-        norms.legend(loc="upper right", fontsize=8, markerscale=3)
-        _points(staleness, names, rows[rows["staleness"] >= 0], "staleness")
-        staleness.set_ylabel("staleness")
-        staleness.set_xlabel("version")
-        staleness.xaxis.set_major_formatter(lambda at, _: f"{at:,.0f}")
-        for mark in past.marks:
-            for axes in (norms, staleness):
-                axes.axvline(mark.version, color=_MARK, ls=":", lw=1.0)
-            norms.annotate(
-                f" {mark.name}",
-                (mark.version, 0.02),
+    with figure(path, (12, 7.5), 90) as drawn:
+        compose(drawn, past, names, rows)
+
+
+def compose(drawn: Any, past: History, names: list[str], rows: NDArray[np.void]) -> None:
+    """Draws two panels over the versions, with a point for each push: its norm and its staleness."""
+    norms, staleness = drawn.subplots(2, 1, sharex=True)
+    norms.set_title(
+        _title(past, names, rows), loc="left", fontsize=11, fontweight="bold", pad=22 if past.marks else 8
+    )
+    is_log = _spreads(rows["norm"])
+    _points(norms, names, rows[rows["norm"] > 0] if is_log else rows, "norm")
+    norms.set_yscale("log" if is_log else "linear")
+    without = int((rows["norm"] == 0).sum()) if is_log else 0
+    left_out = f"\nwithout {_pushes(without)} of norm 0" if without else ""
+    norms.set_ylabel(f"norm of the gradient\n(Euclidean, of all its tensors){left_out}")
+    norms.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        fontsize=9,
+        markerscale=3,
+        title="worker: pushes",
+        frameon=False,
+    )
+    _suspect(norms, past, names, rows)
+    known = rows[rows["staleness"] >= 0]
+    _points(staleness, names, known, "staleness")
+    if len(known) and known["staleness"].max() > _FAR * max(1.0, np.percentile(known["staleness"], 95)):
+        staleness.set_yscale("symlog", linthresh=1)
+    staleness.set_ylabel("staleness\n(changes by others since its pull)")
+    if not len(known):
+        words = "no push says which values it was computed from (based_on=)"
+        staleness.text(0.5, 0.5, words, transform=staleness.transAxes, ha="center", color=_MARK)
+    staleness.set_xlabel("version that the push made")
+    staleness.xaxis.set_major_formatter(lambda at, _: f"{at:,.0f}")
+    _marks(past, norms, staleness)
+
+
+def _title(past: History, names: list[str], rows: NDArray[np.void]) -> str:
+    """What is drawn, and its time."""
+    title = f"{_pushes(len(rows))} by {counted(len(names), 'worker')}"
+    times = [time for span in past.spans for time in (span.first_time, span.last_time) if time is not None]
+    if not times:
+        return title
+    first, last = (datetime.fromtimestamp(one, UTC) for one in (min(times), max(times)))
+    end = f"{last:%H:%M:%S}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M:%S}"
+    return f"{title}, {first:%Y-%m-%d %H:%M:%S} to {end} UTC"
+
+
+def _pushes(count: int) -> str:
+    return f"{count:,} push{'es' * (count != 1)}"
+
+
+def _spreads(norms: NDArray[np.float64]) -> bool:
+    """Returns whether the norms are of different magnitudes."""
+    positive = norms[norms > 0]
+    return bool(len(positive)) and bool(positive.max() > _FAR * positive.min())
+
+
+def _suspect(axes: Any, past: History, names: list[str], rows: NDArray[np.void]) -> None:
+    """Names the push that is farthest above the median of its worker, if it is far."""
+    medians = [np.median(rows["norm"][rows["worker"] == worker]) for worker in range(len(names))]
+    usual = np.array(medians)[rows["worker"]]
+    times = np.divide(rows["norm"], usual, out=np.zeros(len(rows)), where=usual > 0)
+    worst = int(np.argmax(times))
+    if not times[worst] > _SUSPECT:
+        return
+    push = rows[worst]
+    changes = past.changes[past.is_gradient & (past.changes["push"] == push["push"])]
+    own = [one for one in changes if past.name(int(one["client"])) == names[push["worker"]]]
+    note = past.note(own[0]) if own else ""
+    said = f" ({note})" if note else ""
+    axes.plot([push["version"]], [push["norm"]], "o", ms=9, mfc="none", color=_MARK)
+    early = push["version"] < (rows["version"].min() + rows["version"].max()) / 2
+    axes.annotate(
+        f"push {push['push']:,} of {names[push['worker']]}{said}:\n{times[worst]:,.3g} x the worker's median",
+        (push["version"], push["norm"]),
+        xytext=(12 if early else -12, 0),
+        textcoords="offset points",
+        ha="left" if early else "right",
+        va="center",
+        fontsize=9,
+    )
+
+
+def _marks(past: History, top: Any, *others: Any) -> None:
+    """Vertical lines, with names where there is room."""
+    every = -(-len(past.marks) // _NAMED_MARKS)
+    for k, mark in enumerate(past.marks):
+        for axes in (top, *others):
+            axes.axvline(mark.version, color=_MARK, ls=":", lw=1.0)
+        if k % max(1, every) == 0:
+            name = mark.name if len(mark.name) <= _NAME else mark.name[: _NAME - 1] + "…"
+            top.annotate(
+                name,
+                (mark.version, 1.0),
                 xycoords=("data", "axes fraction"),
+                xytext=(0, 4),
+                textcoords="offset points",
+                ha="center",
                 fontsize=8,
                 color=_MARK,
             )
@@ -114,13 +201,16 @@ def draw(past: History, path: Path) -> None:
 
 def _points(axes: Any, names: list[str], rows: NDArray[np.void], value: str) -> None:
     """A point for each push, in the colour of its worker: those that push most have their own."""
-    by_count = np.argsort(-np.bincount(rows["worker"], minlength=len(names)), kind="stable").tolist()
+    counts = np.bincount(rows["worker"], minlength=len(names))
+    by_count = np.argsort(-counts, kind="stable").tolist()
     colored = {worker: _COLORS[k] for k, worker in enumerate(by_count[: len(_COLORS)])}
     for worker in sorted(colored):
         own = rows[rows["worker"] == worker]
-        axes.plot(own["version"], own[value], ".", ms=3, color=colored[worker], label=names[worker])
+        label = f"{names[worker]}: {len(own):,}"
+        axes.plot(own["version"], own[value], ".", ms=3, color=colored[worker], label=label)
     others = rows[~np.isin(rows["worker"], [*colored])]
     if len(others):
-        axes.plot(others["version"], others[value], ".", ms=3, color=_OTHERS, label="others", zorder=0)
+        label = f"{counted(len(names) - len(colored), 'other')}: {len(others):,}"
+        axes.plot(others["version"], others[value], ".", ms=3, color=_OTHERS, label=label, zorder=0)
     axes.grid(alpha=0.25)
     axes.set_axisbelow(True)
