@@ -48,6 +48,7 @@ __all__ = [
     "forked",
     "instruction_set",
     "instruction_sets",
+    "moment_of",
     "printable",
     "recorded",
     "rewind_to",
@@ -380,6 +381,7 @@ def recorded(
     list[str],
     bytes,
 ]: ...
+def moment_of(dir: File, version: int, mark: str | None) -> tuple[Client, list[str]]: ...
 def rewind_to(dir: File, out: File, version: int, mark: str | None, shards: int | None) -> list[str]: ...
 def described(
     name: str,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,7 @@ from fastps import _fastps
 from fastps._shared.checks import integer, integer_or_none
 from fastps._shared.types import File
 from fastps.errors import ConfigError
+from fastps.store import Store, read_only
 
 __all__ = ["History", "Mark", "Span", "history", "rewind"]
 
@@ -142,6 +145,9 @@ def history(folder: File, *, norms: bool = False) -> History:
     return History(spans, tuple(tensors), clients, marks, tuple(notes), np.frombuffer(rows, _ROW))
 
 
+@overload
+def rewind(folder: File, out: None = None, *, to: int | None = None, to_mark: str | None = None) -> Store: ...
+@overload
 def rewind(
     folder: File,
     out: File,
@@ -149,25 +155,39 @@ def rewind(
     to: int | None = None,
     to_mark: str | None = None,
     shards: int | None = None,
-) -> list[str]:
-    """Writes a new data directory with every ``exact`` tensor as it was at a version or a mark, bit for bit.
+) -> list[str]: ...
+def rewind(
+    folder: File,
+    out: File | None = None,
+    *,
+    to: int | None = None,
+    to_mark: str | None = None,
+    shards: int | None = None,
+) -> Store | list[str]:
+    """Every ``exact`` tensor as it was at a version or a mark, bit for bit: to read, or as a new directory.
 
-    The old directory is not changed, and servers may be running. The new one is another cluster: it knows no
-    clients. ``fastps rewind`` also takes versions of one tensor, times and pushes.
+    Without `out` it is a `Store` in the memory of this process that is read as any other, with the versions,
+    averages and optimizer state of then, and that nothing changes. With `out` it is a data directory, of
+    another cluster that knows no clients: serve it with ``fastps fork`` to train on from that moment. The old
+    directory is only read, and servers may be running. ``fastps rewind`` also takes versions of one tensor,
+    times and pushes.
 
     Args:
         folder: The ``--data-dir`` of the servers.
-        out: The directory to write; it must not exist or must be empty.
+        out: The directory to write, which must not exist or must be empty; None: no file is written.
         to: The version; a tensor that never had so many changes is as of its last.
         to_mark: Instead of `to`, the name of a mark (`ParameterServer.mark`): the newest one of that name.
         shards: Number of shards of the new directory; None: as many as the old one has.
 
     Returns:
-        What people should know, one sentence each: tensors that are not as of the moment.
+        Without `out`, the store: close it, or use it as a context manager, to free its memory. With `out`,
+        what people should know, one sentence each: tensors that are not as of the moment. Without `out` these
+        sentences are warnings (`RuntimeWarning`).
 
     Raises:
         ConfigError: The version is before or after what the directory keeps, no mark has the name, there is
-            neither a version nor a mark, or both, or `out` is in use.
+            neither a version nor a mark, or both; or `out` is in use, or there is none for `shards`. Calls of
+            the store that would change it raise it, too.
         DamagedFileError: A file that is needed is damaged.
 
     >>> import tempfile
@@ -176,6 +196,9 @@ def rewind(
     ...     with fastps.connect(server.address_list, ack="logged") as ps:
     ...         ps.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
     ...         versions = [ps.push("w", np.ones(2, np.float32)).version for k in range(4)]
+    >>> with fastps.rewind(folder, to=versions[2]) as past:
+    ...     past.pull("w")
+    array([-1.5, -1.5], dtype=float32)
     >>> fastps.rewind(folder, out, to=versions[1])
     []
     >>> with fastps.serve(data_dir=out) as server, fastps.connect(server.address_list) as ps:
@@ -189,4 +212,12 @@ def rewind(
             got="neither" if to is None else "both",
         )
     version = 0 if to is None else integer("to", to)
-    return _fastps.rewind_to(folder, out, version, to_mark, integer_or_none("shards", shards))
+    shards = integer_or_none("shards", shards)
+    if out is not None:
+        return _fastps.rewind_to(folder, out, version, to_mark, shards)
+    if shards is not None:
+        raise ConfigError("shards are of a new directory", expected="out=DIRECTORY", got="shards without out")
+    native, notes = _fastps.moment_of(folder, version, to_mark)
+    for note in notes:
+        warnings.warn(note, RuntimeWarning, stacklevel=2)
+    return read_only(native)

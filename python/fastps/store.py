@@ -143,6 +143,13 @@ class Store(ParameterServer):
         return attach, (type(self), (self._native.address, self._reattach[1]))
 
 
+def read_only(native: _fastps.Client) -> Store:
+    """Internal: a store of tensors that never change."""
+    store = object.__new__(Store)
+    ParameterServer.__init__(store, native)
+    return store
+
+
 def _options(threads: int | None, check_finite: bool, memory_limit: int | None) -> dict[str, Any]:
     return {
         "threads": integer_or_none("threads", threads),

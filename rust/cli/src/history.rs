@@ -4,8 +4,9 @@ use crate::command::{self, in_json, note, say};
 use clap::{ArgGroup, Parser};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
+use fastps_core::store;
 use fastps_core::text::nearest;
-use fastps_durable::{Change, Moment, Past, PastMark, Reading, ShardSpan, past, restore};
+use fastps_durable::{Change, Moment, Past, PastMark, Reading, ShardSpan, past, restore, store_of};
 use fastps_server::human::size;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -245,15 +246,25 @@ pub enum Target {
     Mark(String),
 }
 
+impl Target {
+    fn moment(self, dir: &Path) -> Result<Moment> {
+        match self {
+            Self::Version(version) => Ok(Moment::Version(version)),
+            Self::Mark(name) => marked(dir, &name),
+        }
+    }
+}
+
 /// Writes a directory with every `exact` tensor as it was; `shards`: `None` for as many as the old one has.
 /// Returns what people should know, one sentence each.
 pub fn rewind_to(dir: &Path, out: &Path, to: Target, shards: Option<u32>) -> Result<Vec<String>> {
     let shards = count_of(dir, shards)?;
-    let moment = match to {
-        Target::Version(version) => Moment::Version(version),
-        Target::Mark(name) => marked(dir, &name)?,
-    };
-    Ok(restore(dir, out, shards, Reading::At(moment))?.notes)
+    Ok(restore(dir, out, shards, Reading::At(to.moment(dir)?))?.notes)
+}
+
+/// The tensors of a directory as they were, in memory, and what people should know, one sentence each.
+pub fn moment_of(dir: &Path, to: Target) -> Result<(store::Past, Vec<String>)> {
+    store_of(dir, Reading::At(to.moment(dir)?))
 }
 
 fn count_of(dir: &Path, shards: Option<u32>) -> Result<u32> {

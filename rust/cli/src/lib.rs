@@ -28,7 +28,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_server::human::parse_bytes;
 use fastps_server::{Role, Server, ServerConfig, TlsFiles, WebAddress};
 use fastps_transport::open_files;
-pub use history::{Recorded, Target, recorded, rewind_to};
+pub use history::{Recorded, Target, moment_of, recorded, rewind_to};
 use log::{Format, Log, last_line, noted};
 use std::ffi::OsString;
 use std::io::Write;

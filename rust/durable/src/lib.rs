@@ -46,5 +46,5 @@ pub use tools::export::{ExportPart, Exported, Exports, check_is_new, export, wit
 pub use tools::history::{Change, Past, PastMark, ShardSpan, past};
 pub use tools::reshape::{Restored, restore};
 pub use tools::rewound::Rewound;
-pub use tools::source::Reading;
+pub use tools::source::{Reading, store_of};
 pub use tools::{checkpoint, copy};

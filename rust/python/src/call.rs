@@ -41,6 +41,11 @@ impl<T> Here<T> {
         Self { value: Some(value), born: FORKS.load(Ordering::Relaxed), what }
     }
 
+    /// What it is, in one word.
+    pub(crate) fn what(&self) -> &'static str {
+        self.what
+    }
+
     /// The value, unless this is a forked child.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<&T> {
         match &self.value {

@@ -1,12 +1,14 @@
 //! The past of data directories.
 
 use crate::call;
+use crate::client::Client;
 use crate::errors::OrRaise;
 use fastps_cli::Target;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Shards (index, first and last version, first and last time), tensors, clients, marks (name, version, time),
 /// notes, and a row of 80 bytes for each change.
@@ -37,6 +39,23 @@ pub(crate) fn rewind_to(
     mark: Option<String>,
     shards: Option<u32>,
 ) -> PyResult<Vec<String>> {
-    let to = mark.map_or(Target::Version(version), Target::Mark);
+    let to = target(version, mark);
     call::run(py, true, move || fastps_cli::rewind_to(&dir, &out, to, shards))?.or_raise(py)
+}
+
+/// The tensors of a data directory at a version, or at a mark, for reading; and what people should know.
+#[pyfunction]
+pub(crate) fn moment_of(
+    py: Python<'_>,
+    dir: PathBuf,
+    version: u64,
+    mark: Option<String>,
+) -> PyResult<(Client, Vec<String>)> {
+    let to = target(version, mark);
+    let (past, notes) = call::run(py, true, move || fastps_cli::moment_of(&dir, to))?.or_raise(py)?;
+    Ok((Client::past(Arc::new(past)), notes))
+}
+
+fn target(version: u64, mark: Option<String>) -> Target {
+    mark.map_or(Target::Version(version), Target::Mark)
 }

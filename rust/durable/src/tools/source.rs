@@ -14,6 +14,7 @@ use fastps_core::isa::Isa;
 use fastps_core::mode::Mode;
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::slice::Slice;
+use fastps_core::store::Past;
 use fastps_core::tensor::{Apply, SliceId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -70,6 +71,14 @@ fn in_use(mut error: Error) -> Error {
         );
     }
     error
+}
+
+/// The tensors of a data directory in memory, for reading, and what people should know, one sentence each. Changes
+/// no file.
+pub fn store_of(data_dir: &Path, reading: Reading) -> Result<(Past, Vec<String>)> {
+    let source = Source::open(data_dir, reading)?;
+    let tensors = source.tensors()?.into_iter().map(|tensor| (tensor.holding.spec.clone(), tensor.slices));
+    Ok((Past::new(tensors, data_dir.display().to_string())?, source.notes.clone()))
 }
 
 impl Source {
@@ -197,7 +206,7 @@ impl Source {
                 *found = search(&Moment::Time(time), *shard, directory)?;
             }
         }
-        let (mut source, mut workers) = (Self::default(), BTreeSet::new());
+        let (mut source, mut workers, mut clusters) = (Self::default(), BTreeSet::new(), Vec::new());
         for ((shard, directory), found) in directories.iter().zip(&found) {
             let Some(stop) = &found.stop else { continue };
             let (path, shard) = (directory.path().to_owned(), *shard);
@@ -206,12 +215,14 @@ impl Source {
             let settings = Settings { path, shard, shards, keep: 1, keep_for, history, accept_loss };
             let mut catalog = recovery::recover_at(directory, &settings, &core, (found.base, stop))
                 .map_err(|error| error.shard(shard))?;
+            clusters.push((shard, std::mem::take(&mut catalog.cluster_id)));
             workers.extend(std::mem::take(&mut catalog.names).into_values());
             for generation in Generation::list(directory.path())?.into_iter().flatten() {
                 workers.extend(generation.manifest.catalog.names.values().cloned());
             }
             source.shards.push((core, catalog));
         }
+        check_one_cluster(data_dir, clusters)?;
         source.rewound = Some(Rewound::new(data_dir, workers.into_iter()));
         source.note_what_is_left_out();
         source.note_what_has_no_history();
@@ -330,6 +341,19 @@ fn check_all_there(data_dir: &Path, folders: &[u32], shards: u32) -> Result<()> 
     let Some(missing) = (0..shards).find(|shard| !folders.contains(shard)) else { return Ok(()) };
     let why = format!("{} is missing: all shards are needed", shard_folder(data_dir, missing).display());
     Err(Error::new(Kind::Config, why).expected(format!("{shards} shards"), folders.len()))
+}
+
+/// Fails if shards know different clusters; 0: a shard knows none.
+pub(crate) fn check_one_cluster(
+    data_dir: &Path,
+    clusters: impl IntoIterator<Item = (u32, u64)>,
+) -> Result<()> {
+    let mut known = clusters.into_iter().filter(|(_, id)| *id != 0);
+    let Some((first, expected)) = known.next() else { return Ok(()) };
+    let Some((other, got)) = known.find(|(_, id)| *id != expected) else { return Ok(()) };
+    let why = format!("{} has shards {first} and {other} of different clusters", data_dir.display());
+    let say = |id| format!("cluster {id:016x}");
+    Err(Error::new(Kind::Config, why).shard(other).expected(say(expected), say(got)))
 }
 
 /// An empty shard with a memory limit that fits the files in `folder`.

@@ -113,6 +113,12 @@ impl Client {
         Self::of(server, Some(store), "store".to_owned(), check_finite, timeout)
     }
 
+    /// A client of tensors that never change.
+    pub(crate) fn past(server: Shared) -> Self {
+        let server = Here::new("store", server);
+        Self::of(server, None, "store of a past moment".to_owned(), true, Duration::from_secs(30))
+    }
+
     fn of(
         server: Here<Shared>,
         local: Option<Arc<Store>>,
@@ -129,9 +135,9 @@ impl Client {
         let server = self.server.get(py)?;
         if self.closed.load(Ordering::Relaxed) {
             let title = &self.title;
-            let (what, cure) = match self.local {
-                Some(_) => ("store", "make another one"),
-                None => ("client", "connect again"),
+            let (what, cure) = match self.server.what() {
+                "store" => ("store", "make another one"),
+                what => (what, "connect again"),
             };
             let message = format!("this {title} is closed; {cure}");
             return Err(errors::config(py, &message, &format!("an open {what}"), "a closed one"));
@@ -206,7 +212,9 @@ impl Client {
     fn view(&self, py: Python<'_>, name: &str) -> PyResult<SharedView> {
         self.enter(py)?;
         let Some(store) = &self.local else {
-            let error = Error::new(Kind::Config, "a server's values cannot be viewed in place; use pull()");
+            let whose = if self.server.what() == "store" { "past" } else { "a server's" };
+            let why = format!("{whose} values cannot be viewed in place; use pull()");
+            let error = Error::new(Kind::Config, why);
             return Err(errors::raise(py, &error.tensor(name)));
         };
         Ok(SharedView::new(store.live(name).or_raise(py)?))
@@ -219,7 +227,7 @@ impl Client {
         }
         let other = self.call(py, server, move |server| server.another_within(timeout))?.or_raise(py)?;
         let title = self.title.clone();
-        Ok(Self::of(Here::new("client", other), None, title, self.check_finite, timeout))
+        Ok(Self::of(Here::new(self.server.what(), other), None, title, self.check_finite, timeout))
     }
 
     /// Registers tensors with these values by name. `rules`: the optimizer of all of them, or a dict of
