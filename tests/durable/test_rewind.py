@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -107,6 +108,28 @@ def test_a_worker_of_the_run_is_a_stranger_to_its_past(tmp_path: Path) -> None:
         ps.push("w", np.ones(2, np.float32))
 
 
+def test_folders_of_two_clusters_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also by `history`, which looks up no slice of the other shard."""
+    for name in ("one", "other"):
+        run(tmp_path / name, 2, 4)
+    mixed = tmp_path / "mixed"
+    shutil.copytree(tmp_path / "one", mixed)
+    shutil.rmtree(mixed / "shard-1")
+    shutil.copytree(tmp_path / "other" / "shard-1", mixed / "shard-1")
+    out, search = tmp_path / "out", ["--good", "2", "--run", "true"]
+    for arguments in (
+        ["history", str(mixed)],
+        ["rewind", str(mixed), "--to", "3", "--out", str(out)],
+        ["rewind", str(mixed), "--to-push", "gpu-7:1", "--out", str(out)],
+        ["bisect", str(mixed), *search],
+    ):
+        assert main(arguments) == 1, arguments
+        assert "shards 0 and 1 of different clusters" in capfd.readouterr().err, arguments
+    with pytest.raises(fastps.ConfigError, match="of different clusters"):
+        fastps.rewind(mixed, to=3)
+    assert not out.exists()
+
+
 def test_bisect_finds_the_first_bad_version_within_its_runs() -> None:
     def judge(first_bad: int, skipped: frozenset[int] = frozenset()) -> Callable[[int], str]:
         return lambda version: SKIP if version in skipped else BAD if version >= first_bad else GOOD
@@ -115,11 +138,21 @@ def test_bisect_finds_the_first_bad_version_within_its_runs() -> None:
         search = Search(40_000, 50_000, judge(first_bad))
         assert search.run() == first_bad
         assert search.runs <= 15
-    for constant, runs in [(lambda version: GOOD, 1), (lambda version: BAD, 3)]:
-        search = Search(0, 1000, constant)
+    for last, constant, runs in [
+        (8192, lambda version: GOOD, 1),
+        (8192, lambda version: BAD, 2),
+        (10_000, lambda version: GOOD, 1),
+        (10_000, lambda version: BAD, 3),
+    ]:
+        search = Search(0, last, constant)
         with pytest.raises(CommandError, match=r"may (never|always) fail"):
             search.run()
         assert search.runs == runs
+    for last in (1, 2, 3, 100, 8192, 8193):
+        for first_bad in {1, last // 2 + 1, last}:
+            search = Search(0, last, judge(first_bad))
+            assert search.run() == first_bad
+            assert search.runs <= 15
     assert Search(0, 9, judge(7, frozenset({3, 4, 5}))).run() == 7
     with pytest.raises(CommandError, match="one of 7 to 9"):
         Search(0, 9, judge(8, frozenset({7, 8}))).run()
@@ -138,7 +171,7 @@ def test_bisect_finds_a_planted_push(tmp_path: Path) -> None:
     )
     bisect = [sys.executable, "-m", "fastps", "bisect", str(folder), "--good", "3", "--threshold", "10"]
     bisect += ["--run", f"{sys.executable} {script} {{addresses}}", "--resume", str(tmp_path / "verdicts")]
-    for runs in (7, 0):
+    for runs in (8, 0):
         done = subprocess.run(bisect, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, done.stderr
         found = f"first bad version: {first_bad}\n"

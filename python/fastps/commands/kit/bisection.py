@@ -19,6 +19,8 @@ GOOD, BAD, SKIP = "good", "bad", "skip"
 
 #: Pushes of a worker that the norm of a suspected one is compared with.
 _BEFORE = 100
+#: Runs of the command in a range of 10,000 versions, if none is skipped.
+_MOST_RUNS = 15
 
 
 class Search:
@@ -39,9 +41,9 @@ class Search:
     def run(self) -> int:
         """The first bad version.
 
-        The bad end is tried first, and the good one once nothing else was good: a command that says the same
-        of all versions is found out at once. The first trial divides the range by three, so that the trial of
-        the good end fits into the same number of runs.
+        Both ends are tried first: a command that says the same of all versions is found out in two runs. In a
+        range that would take more than 15 runs then, the good end is tried only once nothing else was good,
+        and the first trial divides the range by three, so that this one fits into the same number of runs.
 
         Raises:
             CommandError: The command says the same of both ends, or cannot judge what is left.
@@ -49,6 +51,9 @@ class Search:
         if self._try(self.bad) != BAD:
             raise CommandError(f"version {self.bad:,} is not bad by this command: it may never fail")
         seen_good, share = False, 3
+        if 2 + (self.bad - self.good - 1).bit_length() <= _MOST_RUNS:
+            self._check_good_end()
+            seen_good, share = True, 2
         while self.bad - self.good > 1:
             version = self._next(share)
             verdict, share = self._try(version), 2

@@ -75,7 +75,8 @@ pub(crate) fn recover(
     })
 }
 
-/// Restores an empty shard as it was at a moment, without its clients. Takes no lock and changes no file.
+/// Restores an empty shard as it was at a moment, without its clients. The catalog still names the cluster, as far
+/// as the shard knows it. Takes no lock and changes no file.
 pub(crate) fn recover_at(
     directory: &Directory,
     settings: &Settings,
@@ -90,7 +91,12 @@ pub(crate) fn recover_at(
     recovery.stop = Some(stop.clone());
     let log = kept.back().map(|(_, log)| *log).or_else(|| recovery.segments.first().copied());
     recovery.replay(log).map_err(Error::from)?;
+    let cluster_id = match (settings.shard, recovery.catalog.cluster_id) {
+        (0, 0) => origin(directory)?.map_or(0, |origin| origin.id),
+        (_, known) => known,
+    };
     recovery.catalog.leave_clients();
+    recovery.catalog.cluster_id = cluster_id;
     recovery.forget_stale();
     for (id, ..) in recovery.catalog.slices() {
         let slice = shard.slice(SliceId(id))?;

@@ -11,6 +11,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::Identity;
 use fastps_core::tensor::{Apply, SliceId};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -32,6 +33,18 @@ pub enum Moment {
     },
     /// A mark, by the number that it has on every shard.
     Mark(u64),
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version(version) => write!(f, "version {version}"),
+            Self::Tensor(name, version) => write!(f, "version {version} of {name:?}"),
+            Self::Time(ms) => write!(f, "{}.{:03} s since 1970", ms / 1000, ms % 1000),
+            Self::Push { sequence, .. } => write!(f, "push {sequence}"),
+            Self::Mark(_) => write!(f, "a mark"),
+        }
+    }
 }
 
 /// A segment, and a position in it.
@@ -92,11 +105,11 @@ pub(crate) fn find(directory: &Directory, moment: &Moment) -> Result<Found> {
     if begins_empty(&directory.segments()?, logs) {
         candidates.push(None);
     }
-    let (mut stop, mut newest, mut read_from) = (None, 0, u64::MAX);
+    let (mut stop, mut newest, mut oldest, mut read_from) = (None, 0, 0, u64::MAX);
     let mut bases = 0;
     for candidate in &candidates {
         let mut search = Search::new(moment, candidate.as_ref())?;
-        newest = newest.max(search.newest);
+        (newest, oldest) = (newest.max(search.newest), search.newest);
         if !search.may_begin {
             continue;
         }
@@ -119,12 +132,15 @@ pub(crate) fn find(directory: &Directory, moment: &Moment) -> Result<Found> {
         }
     }
     if bases == 0 || stop.is_some() {
-        let oldest = candidates.last().and_then(Option::as_ref).map_or(String::new(), |generation| {
+        let base = candidates.last().and_then(Option::as_ref).map_or(String::new(), |generation| {
             format!("; the oldest snapshot is {}", generation.manifest.generation)
         });
-        let why = format!("the moment is before the history in {}{oldest}", directory.path().display());
-        return Err(Error::new(Kind::Config, why)
-            .expected("a moment that `fastps history` shows", format!("{moment:?}")));
+        let why = format!("the moment is before the history in {}{base}", directory.path().display());
+        let expected = match moment {
+            Moment::Version(_) => format!("version {oldest} or a later one"),
+            _ => "a moment that `fastps history` shows".to_owned(),
+        };
+        return Err(Error::new(Kind::Config, why).expected(expected, moment));
     }
     Ok(Found { stop: None, base: None, newest })
 }

@@ -7,8 +7,10 @@ use crate::files::directory::Directory;
 use crate::files::names::{shard_folder, shards_in};
 use crate::frame::Content;
 use crate::log::read::{SegmentEnd, read};
+use crate::recovery;
 use crate::recovery::moment::{begins_empty, exact_slices};
 use crate::snapshot::generation::Generation;
+use crate::tools::source::check_one_cluster;
 use fastps_core::codec::CodecId;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::Action;
@@ -123,13 +125,14 @@ impl Change<'_> {
 
 /// Reads the log that a data directory keeps, and calls `each` for every change in it, shard by shard.
 pub fn past(data_dir: &Path, mut each: impl FnMut(&Change<'_>)) -> Result<Past> {
-    let mut past = Past::default();
+    let (mut past, mut clusters) = (Past::default(), Vec::new());
     for shard in shards_in(data_dir)? {
         let directory = Directory::unlocked(&shard_folder(data_dir, shard));
         let mut reading = ShardReading::begin(shard, &directory, &mut past.names)?;
         reading
             .run(&directory, &mut past.names, &mut each)
             .map_err(|error| Error::from(error).shard(shard))?;
+        clusters.push((shard, reading.cluster));
         past.shards.push(reading.span);
         past.add_marks(reading.marks);
     }
@@ -137,6 +140,7 @@ pub fn past(data_dir: &Path, mut each: impl FnMut(&Change<'_>)) -> Result<Past> 
         let why = format!("{} contains no snapshot and no log", data_dir.display());
         return Err(Error::new(Kind::Config, why));
     }
+    check_one_cluster(data_dir, clusters)?;
     Ok(past)
 }
 
@@ -159,6 +163,8 @@ impl Past {
 /// One pass over the log of a shard.
 struct ShardReading {
     span: ShardSpan,
+    /// The identity of the cluster; 0: the shard does not know it.
+    cluster: u64,
     first: Option<u64>,
     time: u64,
     /// The tensor of each slice, and its index there.
@@ -173,6 +179,7 @@ impl ShardReading {
         let path = directory.path().to_owned();
         let mut reading = Self {
             span: ShardSpan { shard, path, ..ShardSpan::default() },
+            cluster: 0,
             first: None,
             time: 0,
             slices: HashMap::new(),
@@ -181,6 +188,11 @@ impl ShardReading {
         };
         let listed = Generation::list(directory.path())?;
         let intact: Vec<_> = listed.into_iter().flatten().collect();
+        let named = intact.first().map_or(0, |newest| newest.manifest.catalog.cluster_id);
+        reading.cluster = match (shard, named) {
+            (0, 0) => recovery::origin(directory)?.map_or(0, |origin| origin.id),
+            _ => named,
+        };
         reading.span.snapshots = intact.len() as u64;
         reading.span.bytes.0 = intact.iter().map(|generation| generation.summary().bytes).sum();
         let segments = directory.segments()?;
@@ -246,6 +258,7 @@ impl ShardReading {
                 self.span.times = Some((first, self.time));
             }
             Content::Event(Event::Named(client, name)) => drop(names.insert(client, name)),
+            Content::Event(Event::ClusterLearned(id)) => self.cluster = id,
             Content::Event(Event::Reserved(_, reservation)) => {
                 let spec = Arc::new(reservation.spec);
                 for (id, k) in reservation.slices {

@@ -226,6 +226,11 @@ fn history_is_bounded_and_thinned() {
     assert!(snapshots < log / 10 + 3 * 9000, "{log} bytes of log, {snapshots} of snapshots");
     let error = rewound(&dir.0, &Moment::Version(3)).unwrap_err();
     assert!(error.message.contains("before the history"), "{error}");
+    let (first, got) = (error.expected.clone().unwrap(), error.got.clone().unwrap());
+    assert_eq!(got, "version 3");
+    let first: u64 =
+        first.strip_prefix("version ").and_then(|rest| rest.split(' ').next()).unwrap().parse().unwrap();
+    assert_eq!(rewound(&dir.0, &Moment::Version(first)).unwrap()[&10].0, first);
     assert_eq!(rewound(&dir.0, &Moment::Version(190)).unwrap()[&10].0, 190);
     drop(world);
     // Without the option, the next snapshot lets it go.
