@@ -239,7 +239,7 @@ func (c *Client) add(l *link, answer *pb.HelloResponse) *Error {
 	}
 	l.shard, l.server, l.cluster = shard, answer.Server, answer.ClusterId
 	l.lease = max(time.Duration(answer.LeaseMs)*time.Millisecond, 300*time.Millisecond)
-	l.registers = slices.Contains(answer.Capabilities, registrations)
+	l.learn(answer)
 	c.links[shard], c.epoch = l, answer.Epoch
 	return nil
 }

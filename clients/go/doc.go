@@ -33,6 +33,8 @@ metrics show: a step is an [Client.Advance], or else a push.
 Where servers ask for tokens, [Options.TokenFile] names the file with one. The client reads it again for each new
 connection.
 
+Where servers keep history, [PushOptions.Note] says what a push came from, and [Client.Mark] names a moment to go back to.
+
 # Failures
 
 Every call ends with its context, or after [Options.Timeout] if that has no deadline. While a call lasts, a push whose

@@ -45,6 +45,7 @@ type link struct {
 	mu          sync.Mutex
 	incarnation uint64
 	registers   bool // its calls register several tensors at a time
+	marks       bool // it keeps history
 	server      uint64
 	cluster     uint64
 	nextTag     uint64
@@ -365,7 +366,7 @@ func (l *link) met(answer *pb.HelloResponse) *Error {
 	if answer.ClusterId != 0 {
 		l.cluster = answer.ClusterId
 	}
-	l.registers = slices.Contains(answer.Capabilities, registrations)
+	l.learn(answer)
 	if l.server != answer.Server {
 		l.server = answer.Server
 		l.noteLosses()
@@ -377,6 +378,12 @@ func (l *link) met(answer *pb.HelloResponse) *Error {
 		l.client.forgetMap()
 	}
 	return nil
+}
+
+// learn notes what the server can do.
+func (l *link) learn(answer *pb.HelloResponse) {
+	l.registers = slices.Contains(answer.Capabilities, registrations)
+	l.marks = slices.Contains(answer.Capabilities, history)
 }
 
 // begin starts a stream, on which all unanswered frames will be sent, in order.

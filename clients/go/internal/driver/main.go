@@ -80,6 +80,7 @@ type command struct {
 	Keep      string     `json:"keep"`     // where versions are kept
 	LR        *float64   `json:"lr"`
 	Note      string     `json:"note"`
+	Mark      string     `json:"mark"`
 	Loss      *float64   `json:"loss"`
 	Scale     *float32   `json:"scale"`
 	Tensors   []string   `json:"tensors"`
@@ -218,6 +219,8 @@ func (d *driver) run(c command) (answer, error) {
 	case "names":
 		names, err := client.Names(ctx)
 		return answer{"names": names}, err
+	case "mark":
+		return nil, client.Mark(ctx, c.Mark)
 	case "unregister":
 		return nil, client.Unregister(ctx, c.Tensors[0])
 	case "stats":
