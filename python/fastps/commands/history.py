@@ -171,10 +171,10 @@ def _suspect(axes: Any, past: History, names: list[str], rows: NDArray[np.void])
     axes.annotate(
         f"push {push['push']:,} of {names[push['worker']]}{said}:\n{times[worst]:,.3g} x the worker's median",
         (push["version"], push["norm"]),
-        xytext=(12 if early else -12, 0),
+        xytext=(12 if early else -12, 4),
         textcoords="offset points",
         ha="left" if early else "right",
-        va="center",
+        va="top",
         fontsize=9,
     )
 
