@@ -250,7 +250,9 @@ class Client:
     def push_pull(
         self, what: dict[str, Any] | BoundList, out: dict[str, Any] | None, settings: PushSettings
     ) -> tuple[dict[str, Array], Receipts, Versions]: ...
-    def exchange_of(self, params: dict[str, Any]) -> Exchange | None: ...
+    def exchange_of(
+        self, params: dict[str, Any], codec: Codec | None, feedback: ErrorFeedback | None
+    ) -> Exchange | None: ...
     def exchange(
         self,
         list: Exchange,
@@ -258,7 +260,9 @@ class Client:
         rates: dict[str, float] | None,
         settings: PushSettings,
         threads: int,
-    ) -> tuple[Receipts | None, Versions | None, FastpsError | None] | None: ...
+        groups: list[str],
+        flight: PushFlight | None,
+    ) -> tuple[Receipts | None, Versions | None, FastpsError | None, list[str]] | None: ...
     def pull(self, name: str, out: Any, view: str, timeout: float | None) -> tuple[Array, Versions]: ...
     def pull_list(
         self, names: Sequence[str], out: dict[str, Any] | None, view: str, timeout: float | None

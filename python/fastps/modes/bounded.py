@@ -36,6 +36,7 @@ class Bounded(Mode):
     staleness: int
 
     waits_for_others: ClassVar[bool] = True
+    exchanges: ClassVar[bool] = True
     _kind: ClassVar[str] = "bounded"
 
     def __post_init__(self) -> None:

@@ -65,6 +65,7 @@ class Sync(Mode):
     trim: int | None = None
 
     waits_for_others: ClassVar[bool] = True
+    exchanges: ClassVar[bool] = True
     shares_versions: ClassVar[bool] = True
     _kind: ClassVar[str] = "sync"
 

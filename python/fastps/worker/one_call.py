@@ -6,25 +6,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastps import _fastps
-from fastps._shared.handles import Receipts
 from fastps._shared.types import Array, Rates
+from fastps.modes import Mode
 from fastps.worker.fetches import Fetches
 from fastps.worker.pushes import Pushes
-from fastps.worker.tally import Tally
+from fastps.worker.run.together import Together
 
 __all__ = ["OneCall"]
 
-#: Receipts, the versions of the fetched values, and the error of the push: each may be missing.
-Exchanged = tuple[_fastps.Receipts | None, _fastps.Versions | None, Any]
+#: Receipts, the versions of the fetched values, the error of the push, each of which may be missing, and the
+#: groups where others are behind.
+Exchanged = tuple[_fastps.Receipts | None, _fastps.Versions | None, Any, list[str]]
 
 
 class OneCall:
-    """Pushes and fetches in one call, where the mode and the codec let the values follow at once.
+    """Pushes and fetches in one call, where the mode lets the values follow at once.
+
+    In modes that wait for others, only a step that has to wait needs more calls.
 
     Args:
         native: The worker's own client.
         params: Names to the worker's arrays.
-        pushes, fetches, tally: Those of the worker.
+        pushes, fetches, together: Those of the worker.
     """
 
     def __init__(
@@ -33,41 +36,57 @@ class OneCall:
         params: dict[str, Array],
         pushes: Pushes,
         fetches: Fetches,
-        tally: Tally,
+        together: Together,
     ) -> None:
         self._native, self._params = native, params
-        self._pushes, self._fetches, self._tally = pushes, fetches, tally
+        self._pushes, self._fetches, self._together = pushes, fetches, together
         #: The arrays that the call reads and writes; None if a step needs several calls.
         self._arrays: _fastps.Exchange | None = None
 
     def bind(self) -> None:
         """Prepares the call for the present parameters."""
-        self._arrays = self._native.exchange_of(self._params)
+        self._arrays = self._native.exchange_of(self._params, *self._pushes.encoding)
 
     def drop(self) -> None:
         """Lets go of the arrays; steps need several calls from now on."""
         self._arrays = None
 
     def run(
-        self, grads: Mapping[str, Any], lr: Rates, correction: Any, note: str | None, threads: int
+        self, grads: Mapping[str, Any], lr: Rates, mode: Mode, note: str | None, threads: int
     ) -> Exchanged | None:
         """Pushes and fetches; None if that is not possible, and then nothing was done."""
         if self._arrays is None or not self._pushes.idle or type(grads) is not dict:
             return None
+        groups: list[str] | None = []
+        flight = None
+        if mode.waits_for_others:
+            groups = self._together.begin_at_once()
+            if groups is None:
+                return None
+            if mode.shares_versions:  # whose versions are what it waits for
+                groups, flight = [], self._pushes.note(grads)
         one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
         settings = _fastps.PushSettings(
-            None, one, None, self._fetches.installed, None, correction, None, note
+            None, one, None, self._fetches.installed, None, mode.correction, None, note
         )
-        return self._native.exchange(self._arrays, grads, rates, settings, threads)
+        done = self._native.exchange(self._arrays, grads, rates, settings, threads, groups, flight)
+        if flight is not None and not flight.begun:
+            self._pushes.forget_unsent()
+        return done
 
-    def finish(self, grads: Mapping[str, Any], exchanged: Exchanged) -> None:
-        """Counts the outcome of `run`; raises the error of the push, whose gradients go with the next one."""
-        receipts, versions, failed = exchanged
+    def finish(self, grads: Mapping[str, Any], exchanged: Exchanged, mode: Mode) -> None:
+        """Counts the outcome of `run`, and waits for what the mode waits for.
+
+        Raises the error of the push, whose gradients go with the next one.
+        """
+        receipts, versions, failed, behind = exchanged
         if versions is not None:
             self._fetches.installed = versions
         if receipts is not None:
-            self._tally.acknowledge(receipts.names(), Receipts(receipts))
+            self._pushes.acknowledge(receipts.names(), receipts)
         elif failed is not None:
             failed = self._pushes.not_applied(dict(grads), failed)
-        if failed is not None:
+        if mode.waits_for_others and versions is None:
+            self._together.end_at_once(mode, behind, failed)
+        elif failed is not None:
             raise failed

@@ -157,6 +157,7 @@ class Pushes:
 
     Attributes:
         every: Steps per push in the present mode.
+        in_one_call: A step's gradients may be encoded and pushed from the caller's arrays in one call.
         direct: Gradients are read from the caller's arrays.
         refused: The last call of `start` took nothing.
         weight: Weight of the next gradients in the mean of their version; None: 1.
@@ -196,12 +197,18 @@ class Pushes:
         local = mode.local_lr is not None
         self.every = mode.push_every if local else self._accumulate
         stays = not mode.overlap or mode.takes_values  # whose differences have memory of their own
-        self.direct = self._feedback is None and not local and stays and self.every == 1
+        self.in_one_call = not local and stays and self.every == 1
+        self.direct = self._feedback is None and self.in_one_call
 
     @property
     def sum(self) -> Gradients:
         """The sum that the next push takes."""
         return self._sums[self._filling]
+
+    @property
+    def encoding(self) -> tuple[Codec | None, ErrorFeedback | None]:
+        """How gradients are encoded; None: not at all."""
+        return (None, None) if self._feedback is None else (self._codec, self._feedback)
 
     @property
     def keeps_residuals(self) -> bool:
@@ -311,6 +318,23 @@ class Pushes:
             raise
         self.sum.local_steps = 0
 
+    def note(self, gradients: dict[str, Any]) -> _fastps.PushFlight:
+        """Notes a push that is about to be made; the next call of `finish` waits for it if it has begun."""
+        push = _Push(gradients)
+        self._under_way.append(push)
+        return push.flight
+
+    def forget_unsent(self) -> None:
+        """Forgets pushes that were noted and have not begun."""
+        self._under_way = [push for push in self._under_way if push.flight.begun]
+
+    def acknowledge(self, names: tuple[str, ...], native: _fastps.Receipts) -> None:
+        """Counts the receipts of a push of whole gradients."""
+        receipts = Receipts(native)
+        self._tally.acknowledge(names, receipts)
+        if self._feedback is not None:
+            self._tally.bytes_saved += 4 * sum(self._params[n].size for n in names) - receipts.bytes
+
     def _end_the_last(self) -> None:
         """Waits for the pushes of earlier steps, unless this step has begun already."""
         if not self.has_begun:
@@ -382,7 +406,7 @@ class Pushes:
             if push.flight.begun:
                 for name in [name for name, sent in push.gradients.items() if waiting.get(name) is sent]:
                     del waiting[name]
-        self._under_way = [push for push in self._under_way if push.flight.begun]
+        self.forget_unsent()
 
     def _recover(self, error: BaseException, batch: _Batch) -> None:
         """Keeps what was neither sent nor refused; nothing if the whole step was refused."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +16,7 @@ from fastps._shared.text import counted, quoted, some, table
 from fastps._shared.types import Array, File, Rates
 from fastps.codecs import Codec, Float32
 from fastps.engines import own_rank
-from fastps.errors import ConfigError, Lost, NonFiniteError
+from fastps.errors import ConfigError, FastpsError, Lost, NonFiniteError
 from fastps.modes import Async, Mode
 from fastps.parameter_server import ParameterServer, check_ps
 from fastps.store import Store
@@ -181,7 +182,7 @@ class Worker:
         self._together.contribute_by(self._contribute_rest)
         self._own = Own(self, self._ps, self._groups, self._together, params)
         self._warm_up = WarmUp(self._groups, mode)
-        self._one_call = OneCall(self._native, self.params, self._pushes, self._fetches, self._tally)
+        self._one_call = OneCall(self._native, self.params, self._pushes, self._fetches, self._together)
         self.has_stepped = False
         self._seeds: Seeds | None = None
         self._reporter: Reporter | None = None
@@ -293,7 +294,7 @@ class Worker:
 
     def _bind(self) -> None:
         """Prepares steps of one call, where the mode and the codec have them."""
-        if self._pushes.direct and self.mode.exchanges and not self._ramp.waits:
+        if self._pushes.in_one_call and self.mode.exchanges and not self._ramp.waits:
             self._one_call.bind()
 
     @property
@@ -373,7 +374,8 @@ class Worker:
         self._watched.check()
         if self._reporter is not None:
             self._reporter.begin()
-        if self.step_at_once(grads, lr, loss, note=note):
+        has_samples = samples is not None or self._samples
+        if not has_samples and self.step_at_once(grads, lr, loss, note=note):
             return
         self._check_may_push(grads)
         self._together.begin()
@@ -964,11 +966,18 @@ class Worker:
         """
         if self._reporter is not None:
             self._reporter.begin()
-        exchanged = self._one_call.run(grads, lr, self._mode.correction, note, threads)
-        if exchanged is None:
-            return False
-        self._steps, self._lr, self._tally.acknowledged = self._steps + 1, lr, NOTHING
-        self._one_call.finish(grads, exchanged)
+        mode = self._mode
+        try:
+            exchanged = self._one_call.run(grads, lr, mode, note, threads)
+            if exchanged is None:
+                return False
+            self._steps, self._lr, self._tally.acknowledged = self._steps + 1, lr, NOTHING
+            self._one_call.finish(grads, exchanged, mode)
+        except BaseException:
+            if mode.shares_versions:  # the next gradient needs the present one, which may not be noted
+                with contextlib.suppress(FastpsError):  # the error is the one to see
+                    self._fetches.now()
+            raise
         self._note_step(loss, lr)
         return True
 

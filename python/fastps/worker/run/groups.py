@@ -184,6 +184,15 @@ class Groups:
                 else:
                     del self._due[group]
 
+    @property
+    def to_report(self) -> list[str] | None:
+        """The groups that a step is reported to; None while an earlier wait is not over."""
+        return None if self._due or self._bound is None else self._names
+
+    def reported(self, groups: Iterable[str]) -> None:
+        """Notes groups that a step was reported to and where others are behind; `wait` waits for them."""
+        self._due = dict.fromkeys(groups, 0)
+
     def may_go_on(self, steps: int) -> bool:
         """Reports steps, and returns whether the next one may be taken; `wait` ends it."""
         for group in self._names if steps else ():

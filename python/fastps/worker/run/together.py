@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from fastps.errors import LeaseError, PartialPush
+from fastps.errors import FastpsError, LeaseError, PartialPush
 from fastps.modes import Mode
 from fastps.parameter_server import ParameterServer
 from fastps.store import Store
@@ -45,6 +45,26 @@ class Together:
             self._idle = False
         if not self.reported:
             self._groups.wait(0)
+
+    def begin_at_once(self) -> list[str] | None:
+        """The groups that a step of one call is reported to; None if it cannot be one call now."""
+        self.thread = threading.get_ident()
+        return None if self._idle or self.reported else self._groups.to_report
+
+    def end_at_once(self, mode: Mode, behind: list[str], failed: FastpsError | None) -> None:
+        """Ends a step of one call that waits still, or whose push has failed; raises the error.
+
+        Args:
+            mode: The mode.
+            behind: Groups that the step was reported to, and where others are behind.
+            failed: The error of the push.
+        """
+        self._groups.reported(behind)
+        self.reported = bool(behind)
+        dropped = failed if isinstance(failed, (LeaseError, PartialPush)) else None
+        self.end(mode, failed=dropped)
+        if failed is not None:
+            raise failed
 
     def idle(self, run: int, epoch: int) -> bool:
         """Lets the others continue without this worker, which waits for a portion, until `back`.
@@ -120,10 +140,17 @@ class Together:
         cause = error.__cause__
         return isinstance(cause, LeaseError) or (isinstance(cause, PartialPush) and not cause.in_doubt)
 
-    def end(self, mode: Mode, fetch: Callable[[], object] | None = None) -> None:
-        """Waits for the other workers as the mode defines, and fetches the new values, or calls `fetch`."""
+    def end(
+        self, mode: Mode, fetch: Callable[[], object] | None = None, failed: FastpsError | None = None
+    ) -> None:
+        """Waits for the other workers as the mode defines, and fetches the new values, or calls `fetch`.
+
+        `failed`: the error of a push that has ended already.
+        """
         try:
             self._pushes.finish()
+            if failed is not None:
+                raise failed
         except (LeaseError, PartialPush) as error:
             if self._pushes.is_fenced(error):
                 self._groups.come_back()

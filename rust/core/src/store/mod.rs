@@ -17,7 +17,7 @@ mod settle;
 mod team;
 mod vectors;
 
-pub use exchange::{Exchange, Exchanged, Take};
+pub use exchange::{Exchange, Exchanged, How, Outcome, Take};
 pub use groups::still_behind;
 pub use live::Live;
 pub use past::Past;

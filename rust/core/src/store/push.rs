@@ -24,6 +24,14 @@ pub struct Bound {
     places: Mutex<Places>,
 }
 
+/// What the encoded slices of one push leave behind.
+#[derive(Default)]
+pub(super) struct EncodedParts {
+    /// The body of the last one.
+    memory: Vec<u8>,
+    pub(super) residues: Residues,
+}
+
 /// Data that the slices of one push share.
 pub(super) struct UnderWay<'a> {
     pub(super) identity: Identity,
@@ -255,28 +263,43 @@ impl Store {
         mut feedback: Option<MutexGuard<'_, ErrorFeedback>>,
         sent: &mut [u64],
     ) -> Result<(Answers, Residues)> {
-        let (mut results, mut residues, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut results, mut memory) = (Vec::new(), EncodedParts::default());
         for (part, (k, slice)) in places.parts().enumerate() {
-            let given = gradient(k);
-            let (codec, body) = self.body(&mut memory, given, slice, push, feedback.as_deref_mut())?;
-            sent[k] += body.len() as u64;
-            let result = self.push_part(push, (part, k), slice, codec, body);
-            let guard = feedback.as_deref_mut().filter(|_| given.bodies.is_none());
-            if let (Some(guard), Some(feedback)) = (guard, &push.options.feedback) {
-                let (name, range) = (&slice.spec().name, slice.range());
-                match &result {
-                    Some(Ok(_)) => {}
-                    Some(Err(error)) if error.kind == Kind::StalePush => {}
-                    Some(Err(error)) if error.kind == Kind::NonFinite => guard.forget(name, range),
-                    Some(Err(_)) => {
-                        guard.give_back(self.shared.isa, name, range.start, codec, body, range.len())?;
-                    }
-                    None => residues.push((part, self.residue(slice, feedback, codec, body))),
-                }
-            }
+            let which = (part, k, slice);
+            let (result, bytes) =
+                self.push_encoded_part(push, which, gradient(k), feedback.as_deref_mut(), &mut memory)?;
+            sent[k] += bytes;
             results.push(result);
         }
-        Ok((results, residues))
+        Ok((results, memory.residues))
+    }
+
+    /// Encodes and pushes one slice, as [`Self::push_part`]; also returns the bytes of its body. What a slice
+    /// has refused returns to its residual.
+    pub(super) fn push_encoded_part(
+        &self,
+        push: &UnderWay<'_>,
+        (part, k, slice): (usize, usize, &Arc<Slice>),
+        given: GradientRef<'_>,
+        mut feedback: Option<&mut ErrorFeedback>,
+        EncodedParts { memory, residues }: &mut EncodedParts,
+    ) -> Result<(Option<Result<Applied>>, u64)> {
+        let (codec, body) = self.body(memory, given, slice, push, feedback.as_deref_mut())?;
+        let result = self.push_part(push, (part, k), slice, codec, body);
+        let guard = feedback.filter(|_| given.bodies.is_none());
+        if let (Some(guard), Some(feedback)) = (guard, &push.options.feedback) {
+            let (name, range) = (&slice.spec().name, slice.range());
+            match &result {
+                Some(Ok(_)) => {}
+                Some(Err(error)) if error.kind == Kind::StalePush => {}
+                Some(Err(error)) if error.kind == Kind::NonFinite => guard.forget(name, range),
+                Some(Err(_)) => {
+                    guard.give_back(self.shared.isa, name, range.start, codec, body, range.len())?;
+                }
+                None => residues.push((part, self.residue(slice, feedback, codec, body))),
+            }
+        }
+        Ok((result, body.len() as u64))
     }
 
     fn residue(

@@ -1,15 +1,16 @@
 //! `exchange`, a whole step in one call, against a push and a pull.
 
+use fastps_core::codec::{Codec, ErrorFeedback};
 use fastps_core::dtype::View;
 use fastps_core::error::Kind;
 use fastps_core::frame::Push;
 use fastps_core::optim::{Adam, Optimizer};
 use fastps_core::policy::{Admission, Held, Policy};
 use fastps_core::slice::Slice;
-use fastps_core::store::{Exchange, Exchanged, Store, StoreOptions, Team};
+use fastps_core::store::{Exchange, Exchanged, How, Outcome, Store, StoreOptions, Team};
 use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::prelude::*;
-use fastps_core::verbs::{Gradient, GradientRef, PushOptions};
+use fastps_core::verbs::{Gradient, GradientRef, PushOptions, Receipt};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -73,7 +74,11 @@ fn exchange_by(
         let floats = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
         values[k].lock().unwrap().iter_mut().skip(at).zip(floats).for_each(|(to, from)| *to = from);
     };
-    let done = store.exchange(list, &gradients, options, rates, team, &take);
+    let how = How { rates, team, ..How::default() };
+    let done = store.exchange(list, &gradients, options, how, &take).map(|outcome| match outcome {
+        Outcome::Done(exchanged) => exchanged,
+        Outcome::Held(_) => panic!("nothing is left held"),
+    });
     (done, values.into_iter().map(|values| values.into_inner().unwrap()).collect())
 }
 
@@ -120,7 +125,7 @@ fn equals_a_push_and_a_pull() {
             );
             let stale = pushed.iter().zip(&plain).filter(|(_, g)| !g.values.view().is_empty());
             assert!(step == 0 || stale.into_iter().all(|(r, _)| r.staleness == Some(0)));
-            let versions = done.versions.unwrap();
+            let versions = done.versions.unwrap().unwrap();
             assert_eq!(versions.tensors().len(), lengths.len());
             for (k, values) in values.iter().enumerate() {
                 assert_eq!(bits(values), bits(&pull(&two, k)), "{apply:?} {threads} step {step} tensor {k}");
@@ -265,7 +270,13 @@ fn the_values_contain_what_a_policy_held() {
         let done = done.unwrap();
         assert_eq!(done.pushed.unwrap().len(), 2);
         assert!(
-            done.versions.unwrap().tensors().iter().flat_map(|(_, slices)| slices).all(|s| s.version == 2)
+            done.versions
+                .unwrap()
+                .unwrap()
+                .tensors()
+                .iter()
+                .flat_map(|(_, slices)| slices)
+                .all(|s| s.version == 2)
         );
         for (k, values) in values.iter().enumerate() {
             assert_ne!(bits(values), bits(&waves(lengths[k], 0.7)));
@@ -273,4 +284,89 @@ fn the_values_contain_what_a_policy_held() {
         }
         over.store(true, Ordering::SeqCst);
     });
+}
+
+#[test]
+fn a_held_push_is_left_where_the_caller_asks_for_it() {
+    let policy = Arc::new(HoldAll::default());
+    let options = StoreOptions { policy: Some(policy.clone()), ..StoreOptions::default() };
+    let store = store(options, &[5], Apply::Exact);
+    let (list, values) = (list(&store, &[5]), [1.0; 5]);
+    let gradients = [Some(GradientRef::whole("0", &[5], View::Float32(&values)))];
+    let feedback = Some(Arc::new(Mutex::new(ErrorFeedback::new())));
+    let encoded = PushOptions { codec: Some(Codec::BFloat16), feedback, ..PushOptions::default() };
+    for (version, options) in [(2, PushOptions::default()), (3, encoded)] {
+        let options = PushOptions { timeout: PATIENT, ..options };
+        let how = How { leaves_held: true, ..How::default() };
+        let take = |_: usize, _: usize, bytes: &[u8]| assert!(bytes.is_empty(), "a value before its push");
+        let done = store.exchange(&list, &gradients, &options, how, &take).unwrap();
+        let Outcome::Held(ticket) = done else { panic!("{done:?}") };
+        assert!(!ticket.is_done());
+        std::mem::take(&mut *policy.0.lock().unwrap()).into_iter().for_each(Held::release);
+        assert_eq!(ticket.wait(PATIENT).unwrap().unwrap()[0].version, version);
+    }
+}
+
+#[test]
+fn encoded_gradients_leave_the_residuals_of_a_push() {
+    let lengths = [5, 0, SLICE + 70, 1_000];
+    for codec in [Codec::Int8 { seed: None }, Codec::Int8 { seed: Some(3) }, Codec::OneBit, Codec::BFloat16] {
+        let [one, two] = [(); 2].map(|()| store(StoreOptions::default(), &lengths, Apply::Exact));
+        let how = || PushOptions {
+            codec: Some(codec),
+            feedback: Some(Arc::new(Mutex::new(ErrorFeedback::new()))),
+            ..PushOptions::default()
+        };
+        let ([first, second], list) = ([how(), how()], list(&one, &lengths));
+        for step in 0..3 {
+            let of = |(k, n): (usize, &usize)| (k != step).then(|| waves(*n, 0.1 + step as f32 + k as f32));
+            let gradients: Vec<_> = lengths.iter().enumerate().map(of).collect();
+            let plain: Vec<_> = gradients
+                .iter()
+                .enumerate()
+                .filter_map(|(k, values)| {
+                    let values = values.clone()?;
+                    let (name, shape) = (k.to_string().into(), vec![values.len() as u64]);
+                    Some(Gradient { name, shape, values: Arc::new(values) })
+                })
+                .collect();
+            let (done, values) = exchange(&one, &list, &gradients, &lengths, (&first, &[]));
+            let (pushed, receipts) = (done.unwrap().pushed.unwrap(), two.push(&plain, &second).unwrap());
+            let parts = |all: &[Receipt]| all.iter().map(|r| (r.version, r.bytes)).collect::<Vec<_>>();
+            assert_eq!(parts(&pushed), parts(&receipts), "{codec:?}, step {step}");
+            for (k, values) in values.iter().enumerate() {
+                assert_eq!(bits(values), bits(&pull(&two, k)), "{codec:?}, step {step}, tensor {k}");
+            }
+            let residuals =
+                |options: &PushOptions| options.feedback.as_ref().unwrap().lock().unwrap().clone();
+            assert!(residuals(&first) == residuals(&second), "{codec:?}, step {step}");
+        }
+    }
+}
+
+#[test]
+fn values_follow_what_comes_between_push_and_pull() {
+    let lengths = [5, 7];
+    let store = store(StoreOptions::default(), &lengths, Apply::Exact);
+    let (list, given, shapes) = (list(&store, &lengths), lengths.map(|n| vec![1.0; n]), [[5], [7]]);
+    let gradients =
+        [0, 1].map(|k| Some(GradientRef::whole(["0", "1"][k], &shapes[k], View::Float32(&given[k]))));
+    for pulls in [true, false] {
+        let (taken, versions) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let between = || {
+            assert_eq!(taken.load(Ordering::SeqCst), 0, "nothing is pulled before");
+            let now = store.versions(&["1".into()], SECOND).unwrap();
+            versions.store(now.tensors()[0].1[0].version as usize, Ordering::SeqCst);
+            pulls
+        };
+        let take = |_: usize, _: usize, bytes: &[u8]| {
+            taken.fetch_add(bytes.len(), Ordering::SeqCst);
+        };
+        let how = How { before_pull: Some(&between), ..How::default() };
+        let done = store.exchange(&list, &gradients, &PushOptions::default(), how, &take).unwrap();
+        let Outcome::Done(Exchanged { pushed, versions: pulled }) = done else { panic!("it is held") };
+        assert_eq!(pushed.unwrap()[1].version as usize, versions.into_inner());
+        assert_eq!(pulled.map(Result::unwrap).is_some(), pulls);
+        assert_eq!(taken.into_inner(), if pulls { 48 } else { 0 });
+    }
 }

@@ -1,15 +1,21 @@
 //! A worker's step on a store of this process: gradients go in and values come out in one call.
 
-use super::Shared;
+use super::flight::{PushFlight, Unread};
+use super::settings::PushSettings;
+use super::{Client, Shared};
 use crate::arrays::buffer::{Access, Borrowed, borrow_float32, glance, is_plain, try_borrow};
 use crate::call::{self, Here};
+use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
 use crate::openmp::Threads;
 use crate::results::failure::raise_push;
 use crate::results::{Names, Receipts, Versions};
+use crate::settings::codec::read_codec;
+use fastps_core::codec::Codec;
 use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind};
-use fastps_core::store::{Exchange as Tensors, Exchanged, Store, Team};
+use fastps_core::store::{Exchange as Tensors, Exchanged, How, Outcome as Done, Store, Team};
+use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{GradientRef, PushOptions, Values};
 use pyo3::exceptions::PyBaseException;
 use pyo3::prelude::*;
@@ -17,12 +23,24 @@ use pyo3::types::{PyDict, PyString};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// A store, and the threads that work in place of the store's.
 type By<'a> = (&'a Store, Option<&'a Threads>);
 
-/// Receipts, versions of the installed values, and the failure.
-pub(super) type Outcome = (Option<Receipts>, Option<Versions>, Option<Py<PyBaseException>>);
+/// Receipts, versions of the installed values, the failure, and the groups where the step was reported but may
+/// not end yet. All are missing if a policy holds the push, whose flight has begun.
+pub(super) type Outcome = (Option<Receipts>, Option<Versions>, Option<Py<PyBaseException>>, Vec<String>);
+
+/// What waits for other workers in a step.
+pub(super) struct Together<'a> {
+    /// Groups where the step is reported before values are pulled.
+    pub(super) groups: Vec<String>,
+    /// Begins if a policy holds the push; without one, the exchange waits.
+    pub(super) flight: Option<&'a PushFlight>,
+    pub(super) unread: &'a Arc<Unread>,
+}
 
 /// A worker's tensors in a store of this process, and the targets of their values: looked up and pinned once.
 #[pyclass(frozen, module = "fastps._fastps", name = "Exchange")]
@@ -32,6 +50,8 @@ pub(crate) struct Exchange {
     names: Names,
     tensors: Tensors,
     targets: Vec<Borrowed>,
+    codec: Option<Codec>,
+    feedback: Option<Py<ErrorFeedback>>,
     /// Addresses of the targets, ascending; none overlap.
     spans: Vec<Range<usize>>,
     elements: usize,
@@ -44,7 +64,10 @@ impl Exchange {
         server: &Shared,
         store: &Store,
         params: &Bound<'_, PyDict>,
+        codec: Option<&Bound<'_, PyAny>>,
+        feedback: Option<Py<ErrorFeedback>>,
     ) -> PyResult<Option<Self>> {
+        let codec = codec.map(|codec| read_codec(Some(codec))).transpose()?;
         let (mut names, mut targets) = (Vec::with_capacity(params.len()), Vec::with_capacity(params.len()));
         for (name, array) in params {
             let name = name.cast_into::<PyString>()?;
@@ -66,7 +89,7 @@ impl Exchange {
         }
         let elements = targets.iter().map(Borrowed::len).sum();
         let (server, names) = (Here::new("worker", server.clone()), Arc::new(names));
-        Ok(Some(Self { server, names, tensors, targets, spans, elements }))
+        Ok(Some(Self { server, names, tensors, targets, codec, feedback, spans, elements }))
     }
 
     pub(super) fn is_of(&self, py: Python<'_>, server: &Shared) -> PyResult<bool> {
@@ -89,6 +112,16 @@ impl Exchange {
         self.names.iter().map(of).collect()
     }
 
+    /// The options of a step's push, with the codec of these tensors.
+    pub(super) fn options(
+        &self,
+        py: Python<'_>,
+        client: &Client,
+        settings: &PushSettings,
+    ) -> PyResult<PushOptions> {
+        settings.options(py, client, self.codec, self.feedback.as_ref().map(Py::get))
+    }
+
     /// Takes the step in one call if possible; `None` if nothing was done, so that the ordinary way reports
     /// the reason.
     pub(super) fn step(
@@ -98,13 +131,17 @@ impl Exchange {
         gradients: &Bound<'_, PyDict>,
         options: &PushOptions,
         rates: Option<&Bound<'_, PyDict>>,
+        together: &Together<'_>,
     ) -> PyResult<Option<Outcome>> {
+        if rates.is_some() && matches!(self.codec, Some(Codec::Int8 { seed: Some(_) })) {
+            return Ok(None); // whose random numbers depend on the number of pushes, one for each rate
+        }
         let rates = rates.map_or(Ok(Vec::new()), |rates| self.rates(rates))?;
         let names = self.names.iter().map(|name| name.bind(py).to_str()).collect::<PyResult<Vec<_>>>()?;
         let Some(given) = self.given(gradients)? else { return Ok(None) };
-        if let Some(gradients) = self.glances(&names, &given) {
-            let done = self.exchange(by, &gradients, options, &rates);
-            return Ok(self.outcome(py, &given, done));
+        if let Some(gradients) = self.glances(&names, &given, together) {
+            let done = self.exchange(by, &gradients, options, &rates, together);
+            return Ok(self.outcome(py, &given, done, together));
         }
         let mut lent = Vec::with_capacity(given.len());
         for gradient in &given {
@@ -116,9 +153,9 @@ impl Exchange {
         }
         let gradients: Vec<_> =
             names.iter().zip(&lent).map(|(name, memory)| Some(whole(name, memory.as_ref()?))).collect();
-        let done = py.detach(|| self.exchange(by, &gradients, options, &rates));
+        let done = py.detach(|| self.exchange(by, &gradients, options, &rates, together));
         lent.into_iter().flatten().for_each(|memory| memory.release(py));
-        Ok(self.outcome(py, &given, done))
+        Ok(self.outcome(py, &given, done, together))
     }
 
     /// The gradients of a step that keeps the GIL, because it will be over at once.
@@ -126,8 +163,12 @@ impl Exchange {
         &self,
         names: &[&'a str],
         given: &'a [Option<Bound<'_, PyAny>>],
+        together: &Together<'_>,
     ) -> Option<Vec<Option<GradientRef<'a>>>> {
-        if self.elements > call::brief(given.len()) || !given.iter().flatten().all(is_plain) {
+        // Another thread may have the residuals, or wait for this worker.
+        let meets = self.feedback.is_some() || together.flight.is_some() || !together.groups.is_empty();
+        let lets_go = meets || self.elements > call::brief(given.len());
+        if lets_go || !given.iter().flatten().all(is_plain) {
             return None;
         }
         // From here on no Python code runs until the step is done.
@@ -148,7 +189,8 @@ impl Exchange {
         gradients: &[Option<GradientRef<'_>>],
         options: &PushOptions,
         rates: &[Option<f64>],
-    ) -> Option<Exchanged> {
+        together: &Together<'_>,
+    ) -> Option<(Done, Vec<String>)> {
         if gradients.iter().flatten().any(|gradient| self.is_filled(gradient.values)) {
             return None;
         }
@@ -158,12 +200,26 @@ impl Exchange {
                 fit.store(false, Ordering::Relaxed);
             }
         };
-        let team = team.map(|threads| threads as &dyn Team);
-        let mut done = store.exchange(&self.tensors, gradients, options, rates, team, &take).ok()?;
-        if !fit.into_inner() {
-            done.versions = Err(Error::new(Kind::Internal, "a tensor does not fit its array"));
+        let waits = Mutex::new(Vec::new());
+        // All groups are told before any is waited for.
+        let report = || {
+            let behind = |group: &&String| store.advance(group, false, 1, Duration::ZERO).is_err();
+            let behind: Vec<_> = together.groups.iter().filter(behind).cloned().collect();
+            let pulls = behind.is_empty();
+            *waits.lock().unwrap_or_else(PoisonError::into_inner) = behind;
+            pulls
+        };
+        let how = How {
+            rates,
+            team: team.map(|threads| threads as &dyn Team),
+            before_pull: (!together.groups.is_empty()).then_some(&report as &(dyn Fn() -> bool + Sync)),
+            leaves_held: together.flight.is_some(),
+        };
+        let mut done = store.exchange(&self.tensors, gradients, options, how, &take).ok()?;
+        if let (false, Done::Done(exchanged)) = (fit.into_inner(), &mut done) {
+            exchanged.versions = Some(Err(Error::new(Kind::Internal, "a tensor does not fit its array")));
         }
-        Some(done)
+        Some((done, waits.into_inner().unwrap_or_else(PoisonError::into_inner)))
     }
 
     /// Returns whether a gradient overlaps the targets, which are filled while gradients are still read.
@@ -177,14 +233,25 @@ impl Exchange {
         &self,
         py: Python<'_>,
         given: &[Option<Bound<'_, PyAny>>],
-        done: Option<Exchanged>,
+        done: Option<(Done, Vec<String>)>,
+        together: &Together<'_>,
     ) -> Option<Outcome> {
-        let Exchanged { pushed, versions } = done?;
+        let (done, waits) = done?;
+        let Exchanged { pushed, versions } = match done {
+            Done::Done(exchanged) => exchanged,
+            Done::Held(ticket) => {
+                if let Some(flight) = together.flight {
+                    flight.start(ticket, self.names_of(py, given), None, together.unread, false);
+                }
+                return Some((None, None, None, Vec::new()));
+            }
+        };
+        let versions = versions.transpose();
         let failed = pushed.as_ref().err().map(|error| raise_push(py, error));
         let failed = failed.or_else(|| versions.as_ref().err().map(|error| errors::raise(py, error)));
         let receipts = pushed.ok().map(|receipts| Receipts { names: self.names_of(py, given), receipts });
-        let versions = versions.ok().map(|versions| Versions(Arc::new(versions)));
-        Some((receipts, versions, failed.map(|error| error.into_value(py))))
+        let versions = versions.ok().flatten().map(|versions| Versions(Arc::new(versions)));
+        Some((receipts, versions, failed.map(|error| error.into_value(py)), waits))
     }
 
     /// The names of the pushed tensors.

@@ -35,7 +35,7 @@ use crate::settings::optimizer::{optimizer_object, read_optimizer};
 use crate::settings::tensor::{
     apply_name, average_object, read_apply, read_average, read_dtype, read_rounding, read_view,
 };
-use exchange::Outcome;
+use exchange::{Outcome, Together};
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
 use fastps_core::mode::{Epoch, MembershipRequest, Mode, Presence};
@@ -371,16 +371,27 @@ impl Client {
         }
     }
 
-    /// A worker's tensors and arrays, for `exchange`; None if they do not allow it.
-    fn exchange_of(&self, py: Python<'_>, params: &Bound<'_, PyDict>) -> PyResult<Option<Exchange>> {
+    /// A worker's tensors and arrays, for `exchange`, with the codec of its gradients; None if they do not
+    /// allow it.
+    fn exchange_of(
+        &self,
+        py: Python<'_>,
+        params: &Bound<'_, PyDict>,
+        codec: Option<&Bound<'_, PyAny>>,
+        feedback: Option<Py<ErrorFeedback>>,
+    ) -> PyResult<Option<Exchange>> {
         let server = self.enter(py)?;
-        self.local.as_ref().map_or(Ok(None), |store| Exchange::new(py, server, store, params))
+        let new = |store: &Arc<Store>| Exchange::new(py, server, store, params, codec, feedback);
+        self.local.as_ref().map_or(Ok(None), new)
     }
 
-    /// Pushes gradients, of some tensors or of all, with rates by name if they differ, and pulls everything
-    /// into the worker's arrays. Returns receipts, versions, and a failure after the checks; None if nothing
-    /// was done, because something is wrong or unusual. `threads`: how many threads torch has, which then do
-    /// the work; 0: the store's own do.
+    /// Pushes gradients, of some tensors or of all, with rates by name if they differ, reports the step to
+    /// `groups`, and pulls everything into the worker's arrays. Returns receipts, versions, a failure after the
+    /// checks, and the groups where the step was reported but others are still behind, so that nothing was
+    /// pulled; None if nothing was done, because something is wrong or unusual. `threads`: how many threads
+    /// torch has, which then do the work; 0: the store's own do. `flight`: begins if a policy holds the push;
+    /// then everything else is missing.
+    #[allow(clippy::too_many_arguments)]
     fn exchange(
         &self,
         py: Python<'_>,
@@ -389,13 +400,17 @@ impl Client {
         rates: Option<&Bound<'_, PyDict>>,
         settings: &PushSettings,
         threads: u32,
+        groups: Vec<String>,
+        flight: Option<PyRef<'_, PushFlight>>,
     ) -> PyResult<Option<Outcome>> {
         let server = self.enter(py)?;
-        let options = self.options(py, settings)?;
+        let options = list.options(py, self, settings)?;
         let team = Threads::of_torch(threads);
-        match self.at_once() {
+        let together = Together { groups, flight: flight.as_deref(), unread: &self.unread };
+        let waits = self.waits.load(Ordering::Relaxed) && together.flight.is_none();
+        match self.local.as_ref().filter(|_| !waits) {
             Some(store) if list.is_of(py, server)? => {
-                list.step(py, (store, team.as_ref()), gradients, &options, rates)
+                list.step(py, (store, team.as_ref()), gradients, &options, rates, &together)
             }
             _ => Ok(None),
         }
