@@ -59,3 +59,34 @@ def test_the_page_says_what_a_client_takes_in_each_slice() -> None:
         assert int(found[1]) / 1.5 <= each <= int(found[1])
         for ps in others:
             ps.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory passes files")
+def test_the_page_says_what_a_client_takes_over_shared_memory() -> None:
+    page = (ROOT / "docs/how-to/sizing.md").read_text().replace("\n", " ")
+    found = re.search(r"at most ([\d.]+) MiB while it is idle and ([\d.]+) MiB with pushes of 4 KB", page)
+    assert found
+    idle, small, clients = float(found[1]), float(found[2]), 10
+    values = np.ones(1_000, np.float32)
+    with fastps.serve() as server, fastps.connect(server) as first:
+        first.register("w", values, fastps.SGD(lr=1.0))
+        first.register("large", np.ones(1 << 18, np.float32), fastps.SGD(lr=1.0))
+
+        def taken() -> float:
+            (shard,) = first.stats()["shards"]
+            return float(shard["counters"]["memory_connections"]) / clients / 2**20
+
+        taken()
+        before = taken()
+        others = [fastps.connect(server, transport="shm") for _ in range(clients)]
+        assert 0.05 < taken() - before <= idle
+        for _ in range(20):
+            for ps in others:
+                ps.push_pull("w", values)
+        assert taken() - before <= small
+        for ps in others:
+            ps.push("large", np.ones(1 << 18, np.float32))
+        assert taken() - before > 2.0, "rings have grown"
+        for ps in others:
+            np.testing.assert_array_equal(ps.pull("large"), np.full(1 << 18, 1.0 - clients))
+            ps.close()

@@ -147,6 +147,27 @@ def test_a_server_with_tokens_shares_with_those_who_show_one(tmp_path):
             fastps.connect(server)
 
 
+def test_rings_are_small_for_a_client_that_lets_them_grow():
+    before = abstract()
+    with fastps.serve() as server, fastps.connect(server, transport="tcp") as ps:
+        name = opened(before, server)
+
+        def taken() -> int:
+            return int(ps.stats()["shards"][0]["counters"]["memory_connections"])
+
+        taken()
+        for shown, size in (("", MIB), (" x", MIB), ("  ", MIB // 16), (" x ", MIB // 16)):
+            with socket.socket(socket.AF_UNIX) as client:
+                used = taken()
+                answer, (file,) = ask(client, f"\0{name}", shown)
+                assert (answer, os.fstat(file).st_size) == (b"\0", 4096 + 2 * size)
+                assert 2 * size <= taken() - used <= 2 * size + MIB // 4, "it is charged before it is taken"
+                for wrong in (0, 4 * MIB):
+                    with pytest.raises(OSError, match="not permitted"):
+                        os.ftruncate(file, wrong)
+                os.close(file)
+
+
 def test_silent_connections_leave_room_for_tensors(tmp_path):
     tokens = Tokens(tmp_path)
     admin = tokens.add("admin", "admin")
@@ -171,9 +192,12 @@ def test_silent_connections_leave_room_for_tensors(tmp_path):
 def test_sixteen_workers_fit_a_full_shard_by_every_way():
     for transport in ("tcp", None):
         with fastps.serve(memory_limit=64 * MIB) as server, ExitStack() as stack:
-            with fastps.connect(server, transport="tcp") as ps, suppress(fastps.CapacityError):
-                for k in range(64):
-                    ps.register(f"w{k}", SLICE, fastps.SGD(lr=1.0))
+            with fastps.connect(server, transport="tcp") as ps:
+                for size in (SLICE.size, 1 << 14, 1 << 11):  # until not even small rings fit
+                    with suppress(fastps.CapacityError):
+                        for k in range(64):
+                            name = f"w{k}" if size == SLICE.size else f"{size} {k}"
+                            ps.register(name, SLICE[:size], fastps.SGD(lr=1.0))
             clients = [
                 stack.enter_context(fastps.connect(server, transport=transport, timeout=60))
                 for _ in range(16)

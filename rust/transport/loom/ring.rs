@@ -56,7 +56,7 @@ mod sync {
     }
 }
 
-/// A ring of two bytes.
+/// A ring of two bytes, which may grow to four.
 mod memory {
     use super::sync::{AtomicU32, AtomicU64, Ordering};
     use loom::sync::atomic::AtomicU8;
@@ -72,8 +72,18 @@ mod memory {
         pub lent: AtomicU32,
     }
 
+    #[derive(Debug)]
+    pub struct Growth {
+        pub moved: AtomicU64,
+        pub is_wanted: AtomicU32,
+    }
+
     #[derive(Clone, Debug)]
-    pub struct Half(Arc<(Control, [AtomicU8; 2])>);
+    pub struct Half {
+        control: Arc<(Control, Growth)>,
+        memory: Arc<Vec<AtomicU8>>,
+        larger: Option<usize>,
+    }
 
     impl Half {
         pub fn new() -> Self {
@@ -85,15 +95,31 @@ mod memory {
                 writer_sleeps: AtomicU32::new(0),
                 lent: AtomicU32::new(1),
             };
-            Self(Arc::new((control, [AtomicU8::new(0), AtomicU8::new(0)])))
+            let growth = Growth { moved: count(), is_wanted: AtomicU32::new(0) };
+            Self { control: Arc::new((control, growth)), memory: bytes(2), larger: None }
+        }
+
+        /// A ring that grows, and the memory that it moves to.
+        pub fn growing() -> [Self; 2] {
+            let small = Self { larger: Some(4), ..Self::new() };
+            let larger = Self { control: small.control.clone(), memory: bytes(4), larger: None };
+            [small, larger]
         }
 
         pub fn size(&self) -> usize {
-            2
+            self.memory.len()
+        }
+
+        pub fn larger_size(&self) -> Option<usize> {
+            self.larger
         }
 
         pub fn control(&self) -> &Control {
-            &self.0.0
+            &self.control.0
+        }
+
+        pub fn growth(&self) -> &Growth {
+            &self.control.1
         }
 
         pub fn borrowed(&self, _slot: usize) -> &AtomicU32 {
@@ -102,15 +128,19 @@ mod memory {
 
         pub fn put(&self, position: u64, bytes: &[u8]) {
             for (at, byte) in (position..).zip(bytes) {
-                self.0.1[at as usize % 2].store(*byte, Ordering::Relaxed);
+                self.memory[at as usize % self.size()].store(*byte, Ordering::Relaxed);
             }
         }
 
         pub fn get(&self, position: u64, n: usize, into: &mut ReadBuf<'_>) {
             for at in position..position + n as u64 {
-                into.put_slice(&[self.0.1[at as usize % 2].load(Ordering::Relaxed)]);
+                into.put_slice(&[self.memory[at as usize % self.size()].load(Ordering::Relaxed)]);
             }
         }
+    }
+
+    fn bytes(n: usize) -> Arc<Vec<AtomicU8>> {
+        Arc::new((0..n).map(|_| AtomicU8::new(0)).collect())
     }
 }
 
@@ -186,6 +216,26 @@ fn all_bytes_arrive_in_order() {
             move || write(&mut writer, &[1, 2, 3], &mine, &peer)
         });
         assert_eq!(read(&mut reader, 3, &readers, &writers), [1, 2, 3]);
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn bytes_arrive_in_order_while_a_ring_grows() {
+    check("a ring that moves", &["no fence", "no wake-up", "no sleeping flag", "no second look"], || {
+        let [half, larger] = Half::growing();
+        let (mut writer, mut reader) = (Writer::new(half.clone()), Reader::new(half));
+        reader.may_move_to(larger.clone());
+        let (writers, readers) = (Bell::new(), Bell::new());
+        let other = thread::spawn({
+            let (mine, peer) = (writers.clone(), readers.clone());
+            move || {
+                write(&mut writer, &[1], &mine, &peer);
+                writer.move_to(larger);
+                write(&mut writer, &[2, 3, 4], &mine, &peer);
+            }
+        });
+        assert_eq!(read(&mut reader, 4, &readers, &writers), [1, 2, 3, 4]);
         other.join().unwrap();
     });
 }

@@ -2,7 +2,7 @@
 
 use crate::tls::{self, ClientTls, Secure};
 use crate::unix;
-use crate::wire::{Borrower, Lender, LocalStream};
+use crate::wire::{Borrower, Lender, LocalStream, Rings};
 use rustls::pki_types::CertificateDer;
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
@@ -90,7 +90,7 @@ impl Socket {
     /// Gives a client that has asked for it shared memory, or the reason why there is none.
     pub async fn share(
         &mut self,
-        permitted: Result<(), String>,
+        permitted: Result<Rings, String>,
         spin: Duration,
         lends: bool,
     ) -> io::Result<()> {
@@ -98,6 +98,20 @@ impl Socket {
             Self::Local(local) => local.share(permitted, spin, lends).await,
             Self::Tcp(_) | Self::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
         }
+    }
+
+    /// Lets the rings of shared memory grow, if they should for a message of this end with so many bytes, or for
+    /// one of the client. `charge` takes memory for that, or gives none; then the next large message asks again.
+    pub fn grow<T>(&mut self, bytes: usize, charge: impl FnOnce() -> Option<T>) -> Option<T> {
+        let Self::Local(local) = self else { return None };
+        if !local.wants_larger(bytes) {
+            return None;
+        }
+        let charged = charge().filter(|_| local.grow().is_ok());
+        if charged.is_none() {
+            local.stay_small();
+        }
+        charged
     }
 
     /// The certificate that the other end has shown, its issuers behind it.

@@ -45,9 +45,26 @@ fn register(client: &Client, k: usize) {
 
 /// Registers a tensor with `value` in every element.
 fn register_full(client: &Client, name: Arc<str>, elements: usize, value: f32) {
+    try_register(client, name, elements, value).unwrap();
+}
+
+/// Registers tensors until there is no memory for small ones either.
+fn fill(client: &Client) {
+    for elements in [1 << 14, 1 << 11] {
+        let register = |k| try_register(client, format!("{elements} {k}").into(), elements, 0.0);
+        assert!((0..1_000).any(|k| register(k).is_err()), "tensors of {elements} elements take all memory");
+    }
+}
+
+fn try_register(
+    client: &Client,
+    name: Arc<str>,
+    elements: usize,
+    value: f32,
+) -> fastps_core::error::Result<()> {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
     let spec = TensorSpec::new(name, [elements as u64], optimizer);
-    client.register(spec, View::Float32(&vec![value; elements]), PATIENT).unwrap();
+    client.register(spec, View::Float32(&vec![value; elements]), PATIENT)
 }
 
 /// Adds 1 to every element.
@@ -306,14 +323,36 @@ fn a_connection_that_is_cut_in_mid_pull_ends() {
 fn without_room_the_unix_socket_does() {
     let cluster = Cluster::of(1, |config| config.memory_limit = Some(4 << 20));
     let address = &cluster.addresses()[0];
+    fill(&connect(address, Transport::Tcp, PATIENT).unwrap());
     let client = connect(address, Transport::Auto, PATIENT).unwrap();
-    register(&client, 3);
     let way = &client.transport()[0].1;
     assert!(way.starts_with("unix: ") && way.contains("memory is full"), "{way}");
     client.close(PATIENT);
     let client = connect(address, Transport::Shm, PATIENT).unwrap();
-    let push =
-        Gradient { name: name(3), shape: vec![SIZES[3] as u64], values: Arc::new(vec![1.0; SIZES[3]]) };
+    let push = Gradient { name: "2048 0".into(), shape: vec![2048], values: Arc::new(vec![1.0; 2048]) };
     let error = client.push(&[push], &options(Duration::from_millis(500))).unwrap_err();
     assert!(format!("{error:?}").contains("memory is full"), "{error:?}");
+}
+
+/// Where there is memory for small rings only, a message of more than half of one passes through them.
+#[test]
+fn a_large_message_passes_rings_that_cannot_grow() {
+    const LEN: usize = 10_000;
+    let cluster = Cluster::of(1, |config| config.memory_limit = Some(4 << 20));
+    let client = connect(&cluster.addresses()[0], Transport::Shm, PATIENT).unwrap();
+    register_full(&client, "w".into(), LEN, 0.0);
+    for round in 1..=5 {
+        let values = Arc::new(vec![-1.0; LEN]);
+        let push = Gradient { name: "w".into(), shape: vec![LEN as u64], values };
+        client.push(&[push], &options(PATIENT)).unwrap();
+        let mut check = |_: usize, _: usize, bytes: &[u8]| {
+            let values = bytes.as_chunks().0;
+            assert!(values.iter().all(|value| f32::from_le_bytes(*value) == round as f32));
+        };
+        client.pull(&["w".into()], PATIENT, &mut check).unwrap();
+    }
+    let way = &client.transport()[0].1;
+    assert!(way.starts_with("shm"), "{way}");
+    let taken = cluster.counter(0, "memory_connections");
+    assert!(taken < 2 << 20, "{taken} bytes: rings have grown");
 }

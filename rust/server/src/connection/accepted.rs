@@ -16,7 +16,10 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Charge;
 use fastps_proto::v1 as pb;
 use fastps_transport::memory_budget::MemoryBudget;
-use fastps_transport::wire::{ASK, Lender, MAX_BORROWED_PAGES, MAX_FRAME, NATIVE_SETTING, SHARED_BYTES};
+use fastps_transport::wire::{
+    ASK, FIRST_SHARED_BYTES, GROWS, LARGER_SHARED_BYTES, Lender, MAX_BORROWED_PAGES, MAX_FRAME,
+    NATIVE_SETTING, Rings, SHARED_BYTES,
+};
 use fastps_transport::{Medium, Socket};
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue};
@@ -54,8 +57,8 @@ pub(crate) struct Connection {
     node: Arc<Node>,
     /// Start of its wait for memory, the bytes unused then, and the pause until the next try.
     waiting: Option<(Instant, u64, Pin<Box<Sleep>>)>,
-    /// Memory that it shares with its peer.
-    shared: Option<Charge>,
+    /// Memory that it shares with its peer: of the first rings, and of those that they have moved to.
+    shared: Vec<Charge>,
     /// Number of control frames still allowed.
     allowance: Allowance,
     /// Set once the connection is being ended.
@@ -80,7 +83,7 @@ impl Connection {
         let peer = Peer::new(budget, certificate, (io.medium(), io.peer_address()));
         let (io, opening) = (io.take(0), Bytes::new());
         let allowance = Allowance::new(PREFACE.len());
-        Self { io, opening, peer, node, waiting: None, shared: None, allowance, farewell: None }
+        Self { io, opening, peer, node, waiting: None, shared: Vec::new(), allowance, farewell: None }
     }
 
     pub(crate) fn peer(&self) -> &Peer {
@@ -111,12 +114,13 @@ impl Connection {
         let native = loop {
             let shown = opening.strip_prefix(ASK).and_then(|rest| rest.strip_suffix(b"\n"));
             if let Some(shown) = shown.filter(|shown| shown.is_empty() || shown[0] == b' ') {
+                let rings = if shown.ends_with(GROWS) { Rings::Growing } else { Rings::Whole };
                 let shown = shown.trim_ascii().to_vec();
                 if std::mem::replace(&mut asked, true) {
                     break false;
                 }
                 opening.clear();
-                self.share(&shown).await?;
+                self.share(&shown, rings).await?;
             }
             match is_native(&opening) {
                 Some(native) => break native,
@@ -222,22 +226,22 @@ impl Connection {
     /// Gives a client on this machine that shows who it is shared memory, if there is room for it beside other
     /// clients. Only one that may read everything borrows values: a file with values, once passed, shows all
     /// of them and cannot be taken back.
-    async fn share(&mut self, shown: &[u8]) -> io::Result<()> {
-        let permitted = match self.charge_shared(shown) {
+    async fn share(&mut self, shown: &[u8], rings: Rings) -> io::Result<()> {
+        let permitted = match self.charge_shared(shown, rings) {
             Ok((shared, pages)) => {
                 self.peer.pins.add_permits(pages.saturating_sub(MAX_PINS));
                 self.peer.medium = Medium::SharedMemory;
-                self.shared = Some(shared);
+                self.shared.push(shared);
                 Ok(pages > 0)
             }
             Err(error) => Err(error.to_string()),
         };
         let lends = permitted.as_ref().is_ok_and(|lends| *lends);
-        self.io.get_mut().share(permitted.map(|_| ()), self.node.spin, lends).await
+        self.io.get_mut().share(permitted.map(|_| rings), self.node.spin, lends).await
     }
 
     /// Takes the memory that a client with this token shares. Returns how many values it may borrow at once.
-    fn charge_shared(&self, shown: &[u8]) -> Result<(Charge, usize)> {
+    fn charge_shared(&self, shown: &[u8], rings: Rings) -> Result<(Charge, usize)> {
         let node = &self.node;
         let mut headers = HeaderMap::new();
         if let (false, Ok(shown)) = (shown.is_empty(), HeaderValue::from_bytes(shown)) {
@@ -247,7 +251,16 @@ impl Connection {
         let lends = node.shard.exposed().is_some() && known.principal.scope.is_everything();
         // Each lent page is charged when it is lent.
         let pages = if lends { MAX_BORROWED_PAGES } else { 0 };
-        Ok((node.reservations.charge_rings(node.shard.meter(), SHARED_BYTES)?, pages))
+        let bytes = if rings == Rings::Growing { FIRST_SHARED_BYTES } else { SHARED_BYTES };
+        Ok((node.reservations.charge_rings(node.shard.meter(), bytes)?, pages))
+    }
+
+    /// Lets small rings grow for a message of the client, or for this one with so many bytes, once there is memory
+    /// for them. A client that stops may hold both, so both stay charged.
+    fn grow(&mut self, bytes: usize) {
+        let node = &self.node;
+        let charge = || node.reservations.charge_rings(node.shard.meter(), LARGER_SHARED_BYTES).ok();
+        self.shared.extend(self.io.get_mut().grow(bytes, charge));
     }
 }
 
@@ -298,6 +311,7 @@ impl AsyncRead for Connection {
             buf.put_slice(&self.opening.split_to(n));
             return self.poll_count(cx, buf, before);
         }
+        self.grow(0);
         let most = ready!(self.poll_admit(cx, buf.remaining()))?;
         self.io.set_limit(most as u64);
         if self.peer.budget.waits_for_disk() {
@@ -335,6 +349,7 @@ impl AsyncWrite for Connection {
             // Nothing is sent after the GOAWAY.
             return Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()));
         }
+        self.grow(bufs.iter().map(|buf| buf.len()).sum());
         let written = ready!(Pin::new(self.io.get_mut()).poll_write_vectored(cx, bufs))?;
         self.count_written(bufs, written);
         Poll::Ready(Ok(written))

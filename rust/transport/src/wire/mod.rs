@@ -21,7 +21,10 @@ pub use messages::{Arrivals, Messages, status};
 pub use outbox::Outbox;
 pub use piece::Piece;
 pub use poll_cycle::PollCycle;
-pub use shm::{ASK, Borrower, Lender, LocalStream, MAX_BORROWED_PAGES, SHARED_BYTES};
+pub use shm::{
+    ASK, Borrower, FIRST_SHARED_BYTES, GROWS, LARGER_SHARED_BYTES, Lender, LocalStream, MAX_BORROWED_PAGES,
+    Rings, SHARED_BYTES,
+};
 pub use spin::{DEFAULT_SPIN, Pace, Spin};
 
 /// The one call of a native connection.

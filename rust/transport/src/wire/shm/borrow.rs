@@ -168,6 +168,8 @@ pub struct Borrower {
     half: Half,
     /// The files that the server has passed, by their offset.
     files: Mutex<BTreeMap<u64, Arc<Values>>>,
+    /// Larger memory of the rings, until the stream takes it.
+    rings: Mutex<Option<OwnedFd>>,
     /// Why this process could not map one.
     trouble: OnceLock<Error>,
     /// Keeps the client's end open.
@@ -177,7 +179,8 @@ pub struct Borrower {
 impl Borrower {
     pub(super) fn new(half: Half, socket: &tokio::net::UnixStream) -> Result<Arc<Self>> {
         let socket = socket.as_fd().try_clone_to_owned()?;
-        Ok(Arc::new(Self { half, files: Mutex::default(), trouble: OnceLock::new(), socket }))
+        let (files, rings, trouble) = Default::default();
+        Ok(Arc::new(Self { half, files, rings, trouble, socket }))
     }
 
     fn files(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Values>>> {
@@ -187,7 +190,14 @@ impl Borrower {
     /// Receives bytes that wake this end, and maps the file beside them if there is one. Returns the number
     /// of bytes.
     pub(super) fn receive(&self) -> Result<usize> {
-        let (bytes, file) = pass::receive(&self.socket, &mut [0; 64])?;
+        let mut bytes = [0; 64];
+        let (n, file) = pass::receive(&self.socket, &mut bytes)?;
+        if pass::is_rings(&bytes[..n])
+            && let Some(rings) = file
+        {
+            *self.rings.lock().unwrap_or_else(PoisonError::into_inner) = Some(rings?);
+            return Ok(n);
+        }
         match file.map(|file| Values::map(&file?)) {
             Some(Ok(file)) => {
                 self.forget_gone();
@@ -197,7 +207,12 @@ impl Borrower {
             Some(Err(error)) => drop(self.trouble.set(error)),
             None => {}
         }
-        Ok(bytes)
+        Ok(n)
+    }
+
+    /// Larger memory of the rings, if the server has passed it.
+    pub(super) fn take_rings(&self) -> Option<OwnedFd> {
+        self.rings.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Returns whether the server has passed files whose values may be borrowed.
@@ -263,7 +278,7 @@ impl Drop for BorrowedPage {
 #[cfg(test)]
 #[cfg(target_os = "linux")]
 mod tests {
-    use super::super::LocalStream;
+    use super::super::{LocalStream, Rings};
     use super::*;
     use crate::wire::DEFAULT_SPIN;
     use fastps_core::dtype::DType;
@@ -336,7 +351,7 @@ mod tests {
         let serve = async {
             let mut question = vec![0; super::super::ASK.len() + 1];
             server.read_exact(&mut question).await.unwrap();
-            server.share(Ok(()), DEFAULT_SPIN, true).await.unwrap();
+            server.share(Ok(Rings::Whole), DEFAULT_SPIN, true).await.unwrap();
             server
         };
         let (answer, server) = within(async { tokio::join!(client.ask(None, DEFAULT_SPIN), serve) }).await;

@@ -17,11 +17,18 @@ use tokio::io::ReadBuf;
 
 /// Bytes of one direction's ring: both, and the memory copied to and from them, fit a cache.
 const RING_BYTES: usize = 1 << 20;
+/// The same until a message of more than half of it: much more than a step of small tensors, and little beside
+/// what a connection takes anyway.
+const FIRST_RING_BYTES: usize = 64 << 10;
 /// The largest ring that a client maps.
 const MAX_RING_BYTES: usize = 64 << 20;
 /// Bytes of the counters of both rings, before the rings.
 const CONTROL_BYTES: usize = 4096;
-/// Memory of the rings of one connection.
+/// Memory of the rings of one connection whose client lets them grow, until they do.
+pub const FIRST_SHARED_BYTES: u64 = (CONTROL_BYTES + 2 * FIRST_RING_BYTES) as u64;
+/// Memory of larger rings, beside that of the first.
+pub const LARGER_SHARED_BYTES: u64 = 2 * RING_BYTES as u64;
+/// Memory of the rings of a connection whose client does not let them grow.
 pub const SHARED_BYTES: u64 = (CONTROL_BYTES + 2 * RING_BYTES) as u64;
 
 /// A separate cache line, with the next one, which CPUs fetch with it.
@@ -48,27 +55,52 @@ pub(super) struct Control {
     pub(super) writer_sleeps: Line<AtomicU32>,
 }
 
+/// What the two ends of a ring share for its move to larger memory; see `ring`. All zero at first.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Growth {
+    /// Bytes written before the move, and 1 more; 0: the ring has not moved.
+    pub(super) moved: Line<AtomicU64>,
+    /// 1 once the writer has had more to write than half the ring.
+    pub(super) is_wanted: Line<AtomicU32>,
+}
+
 /// Most values lent at a time. A counter for each follows those of the rings.
 pub const MAX_BORROWED_PAGES: usize = 4;
-const _: () =
-    assert!(2 * size_of::<Control>() + MAX_BORROWED_PAGES * size_of::<Line<AtomicU32>>() <= CONTROL_BYTES);
+/// Where what concerns the growth of the rings begins, behind the counters.
+const GROWTH_AT: usize = 2 * size_of::<Control>() + MAX_BORROWED_PAGES * size_of::<Line<AtomicU32>>();
+const _: () = assert!(GROWTH_AT + 2 * size_of::<Growth>() <= CONTROL_BYTES);
 
 /// One direction's ring.
 #[derive(Clone, Debug)]
 pub(super) struct Half {
+    /// The counters.
+    control: Arc<MmapRaw>,
+    /// The bytes, after the counters or in memory of their own.
     memory: Arc<MmapRaw>,
+    /// Where the two rings begin.
+    first: usize,
     /// Index of the ring, 0 or 1.
     index: usize,
     /// Size in bytes, a power of two.
     size: usize,
 }
 
-/// New memory for two rings.
+/// New memory for two rings, which grow later or not.
+pub(super) fn make(grows: bool) -> Result<OwnedFd> {
+    new(if grows { FIRST_SHARED_BYTES } else { SHARED_BYTES })
+}
+
+/// New memory that two rings move to.
+pub(super) fn make_larger() -> Result<OwnedFd> {
+    new(LARGER_SHARED_BYTES)
+}
+
 #[cfg(target_os = "linux")]
-pub(super) fn make() -> Result<OwnedFd> {
+fn new(bytes: u64) -> Result<OwnedFd> {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     let memory = memfd_create(c"fastps", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&memory, SHARED_BYTES)?;
+    ftruncate(&memory, bytes)?;
     fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(memory)
 }
@@ -80,7 +112,7 @@ fn is_sealed(memory: &OwnedFd) -> Result<bool> {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(super) fn make() -> Result<OwnedFd> {
+fn new(_: u64) -> Result<OwnedFd> {
     Err(Error::new(ErrorKind::Unsupported, "this system has no sealed memory"))
 }
 
@@ -91,17 +123,28 @@ fn is_sealed(_: &OwnedFd) -> Result<bool> {
 
 /// Maps both rings: the one from client to server, and the other.
 pub(super) fn map(memory: OwnedFd) -> Result<[Half; 2]> {
+    let (memory, size) = map_rings(memory, CONTROL_BYTES)?;
+    let first = CONTROL_BYTES;
+    Ok([0, 1].map(|index| Half { control: memory.clone(), memory: memory.clone(), first, index, size }))
+}
+
+/// Maps larger memory for these rings.
+pub(super) fn map_larger(memory: OwnedFd, rings: [&Half; 2]) -> Result<[Half; 2]> {
+    let (memory, size) = map_rings(memory, 0)?;
+    if size < rings[0].size.max(rings[1].size) || size > RING_BYTES {
+        return Err(Error::new(ErrorKind::InvalidData, "this is no memory that rings move to"));
+    }
+    Ok(rings.map(|ring| Half { memory: memory.clone(), first: 0, size, ..ring.clone() }))
+}
+
+/// Maps memory with two rings behind so many other bytes; also returns the size of one.
+fn map_rings(memory: OwnedFd, first: usize) -> Result<(Arc<MmapRaw>, usize)> {
     let bytes = rustix::fs::fstat(memory.as_fd())?.st_size as usize;
-    let size = bytes.saturating_sub(CONTROL_BYTES) / 2;
-    if !is_sealed(&memory)?
-        || !size.is_power_of_two()
-        || size > MAX_RING_BYTES
-        || bytes != CONTROL_BYTES + 2 * size
-    {
+    let size = bytes.saturating_sub(first) / 2;
+    if !is_sealed(&memory)? || !size.is_power_of_two() || size > MAX_RING_BYTES || bytes != first + 2 * size {
         return Err(Error::new(ErrorKind::InvalidData, "this is no memory of two rings"));
     }
-    let memory = Arc::new(MmapOptions::new().len(bytes).map_raw(memory.as_raw_fd())?);
-    Ok([0, 1].map(|index| Half { memory: memory.clone(), index, size }))
+    Ok((Arc::new(MmapOptions::new().len(bytes).map_raw(memory.as_raw_fd())?), size))
 }
 
 /// A file with values of a server, which this process reads in the server's memory.
@@ -158,11 +201,22 @@ impl Half {
         self.size
     }
 
+    /// Size in bytes after the ring has moved to larger memory; `None`: it does not.
+    pub(super) fn larger_size(&self) -> Option<usize> {
+        (self.size < RING_BYTES).then_some(RING_BYTES)
+    }
+
+    #[allow(clippy::cast_ptr_alignment, reason = "a mapping begins with a page")]
+    pub(super) fn growth(&self) -> &Growth {
+        // SAFETY: as in `control`: the two fit behind the counters, which end at a multiple of their alignment.
+        unsafe { &*self.control.as_ptr().add(GROWTH_AT).cast::<Growth>().add(self.index) }
+    }
+
     #[allow(clippy::cast_ptr_alignment, reason = "a mapping begins with a page")]
     pub(super) fn control(&self) -> &Control {
         // SAFETY: `index` is 0 or 1, and both fit before the rings, on a separate page, so aligned; the
         // mapping lives as long as `self`, cannot shrink (it is sealed), and holds only atomics there.
-        unsafe { &*self.memory.as_ptr().cast::<Control>().add(self.index) }
+        unsafe { &*self.control.as_ptr().cast::<Control>().add(self.index) }
     }
 
     /// 1 while values are lent, 0 once they are returned.
@@ -171,12 +225,12 @@ impl Half {
         assert!(slot < MAX_BORROWED_PAGES, "no such page");
         // SAFETY: as above: `MAX_BORROWED_PAGES` counters fit behind the two controls, with the same
         // alignment.
-        unsafe { &*self.memory.as_ptr().cast::<Control>().add(2).cast::<Line<AtomicU32>>().add(slot) }
+        unsafe { &*self.control.as_ptr().cast::<Control>().add(2).cast::<Line<AtomicU32>>().add(slot) }
     }
 
     fn bytes(&self) -> *mut u8 {
-        // Within the mapping: see `map`.
-        self.memory.as_mut_ptr().wrapping_add(CONTROL_BYTES + self.index * self.size)
+        // Within the mapping: see `map_rings`.
+        self.memory.as_mut_ptr().wrapping_add(self.first + self.index * self.size)
     }
 
     /// Offset of a position, and how many of `n` bytes fit before the end of the ring.

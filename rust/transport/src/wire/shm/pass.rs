@@ -1,8 +1,9 @@
 //! Passes memory from the server to the client over their Unix socket, before anything else.
 //!
-//! The client sends [`ASK`], what shows who it is, if anything, and a line feed. The server answers with one
+//! The client sends [`ASK`], what shows who it is, if anything, a space if it lets the rings grow (which earlier
+//! servers skip), and a line feed. The server answers with one
 //! byte: 0 together with the memory of the rings, or the length of the reason why there is none, and the
-//! reason. Later, it passes files with values beside bytes that wake the client.
+//! reason. Later, it passes files with values, and the memory of larger rings, beside bytes that wake the client.
 
 use http::HeaderValue;
 use rustix::net::{
@@ -17,6 +18,11 @@ use tokio::net::UnixStream;
 
 /// Start of a client's request; no HTTP client begins like that.
 pub const ASK: &[u8] = b"fastps shared memory 3";
+/// End of the request of a client that lets the rings grow.
+pub const GROWS: &[u8] = b" ";
+/// The bytes beside a file with values, and beside larger memory of the rings.
+const VALUES: u8 = 0;
+const RINGS: u8 = 1;
 /// The longest reason.
 const MAX_REASON_BYTES: usize = 255;
 const SPACE: usize = rustix::cmsg_space!(ScmRights(1));
@@ -26,9 +32,8 @@ pub(super) async fn ask(
     socket: &mut UnixStream,
     token: Option<&HeaderValue>,
 ) -> Result<std::result::Result<OwnedFd, String>> {
-    let space: &[u8] = if token.is_some() { b" " } else { b"" };
     let token = token.map_or(&b""[..], HeaderValue::as_bytes);
-    socket.write_all(&[ASK, space, token, b"\n"].concat()).await?;
+    socket.write_all(&[ASK, b" ", token, GROWS, b"\n"].concat()).await?;
     let mut bytes = [0; 1 + MAX_REASON_BYTES];
     let (n, memory) = socket.async_io(Interest::READABLE, || receive(&socket, &mut bytes)).await?;
     match (&bytes[..n], memory) {
@@ -55,9 +60,19 @@ pub(super) async fn answer(
     if sent == bytes.len() { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
 }
 
-/// Passes a file to a client with rings, unless its socket is full.
+/// Passes a file with values to a client with rings, unless its socket is full.
 pub(super) fn hand(socket: impl AsFd, file: BorrowedFd<'_>) -> Result<()> {
-    send(socket, &[0], Some(file)).map(|_| ())
+    send(socket, &[VALUES], Some(file)).map(|_| ())
+}
+
+/// Passes larger memory of the rings to a client, unless its socket is full.
+pub(super) fn hand_rings(socket: impl AsFd, memory: BorrowedFd<'_>) -> Result<()> {
+    send(socket, &[RINGS], Some(memory)).map(|_| ())
+}
+
+/// Returns whether the file beside these bytes is memory of rings. The last byte is the one that it came with.
+pub(super) fn is_rings(bytes: &[u8]) -> bool {
+    bytes.last() == Some(&RINGS)
 }
 
 /// Receives bytes, and the file beside them if there is one; an inner error says why this process has none.

@@ -4,6 +4,9 @@
 //! a full one. An end with nothing to do announces that it sleeps, looks once more, and sleeps; the other
 //! end moves its count and then looks for a sleeper. A fence between the two steps of each makes one of
 //! them see the other. Each end keeps its own count private and checks the peer's whenever it reads it.
+//!
+//! A small ring moves once to larger memory, which both ends have by then: the writer says how many bytes it
+//! had written before, and the reader follows when it has read them. The counts go on.
 
 use super::memory::Half;
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
@@ -29,11 +32,32 @@ pub(super) struct Reader {
     read: u64,
     /// The writer's count, as last seen.
     written: u64,
+    /// The writer's count when it moved, until this end does.
+    moves_at: Option<u64>,
+    /// Memory to move to.
+    larger: Option<Half>,
 }
 
 impl Writer {
     pub(super) fn new(half: Half) -> Self {
         Self { half, written: 0, read: 0 }
+    }
+
+    /// Notes that larger memory is wanted, if so many bytes are more than half the ring.
+    pub(super) fn want(&self, bytes: usize) {
+        if bytes > self.half.size() / 2 && self.half.larger_size().is_some() {
+            self.half.growth().is_wanted.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes to larger memory from here on, which the reader has got.
+    pub(super) fn move_to(&mut self, larger: Half) {
+        self.half.growth().moved.store(self.written + 1, Ordering::Release);
+        self.half = larger;
+    }
+
+    pub(super) fn half(&self) -> &Half {
+        &self.half
     }
 
     /// Bytes that fit; reads the reader's count if fewer are known than wanted.
@@ -107,16 +131,56 @@ impl Writer {
 
 impl Reader {
     pub(super) fn new(half: Half) -> Self {
-        Self { half, read: 0, written: 0 }
+        Self { half, read: 0, written: 0, moves_at: None, larger: None }
+    }
+
+    pub(super) fn half(&self) -> &Half {
+        &self.half
+    }
+
+    /// Gives this end the memory that it moves to when the writer has.
+    pub(super) fn may_move_to(&mut self, larger: Half) {
+        self.larger = Some(larger);
+    }
+
+    /// Returns whether the writer has moved to memory that this end does not have.
+    pub(super) fn lacks_memory(&self) -> bool {
+        self.larger.is_none()
+            && self.half.larger_size().is_some()
+            && self.half.growth().moved.load(Ordering::Acquire) != 0
     }
 
     /// Bytes to read; reads the writer's count if none are known.
     fn waiting(&mut self) -> Result<usize> {
-        if self.written == self.read {
-            let most = self.read + self.half.size() as u64;
-            self.written = seen(&self.half.control().written, self.written, most)?;
+        if self.known() == 0 {
+            let now = self.half.control().written.load(Ordering::Acquire);
+            // Looked for after the count: whoever sees a later one sees the move, too.
+            self.look_for_move()?;
+            let size = self.moves_at.and(self.half.larger_size()).unwrap_or(self.half.size());
+            self.written = checked(now, self.written, self.read + size as u64)?;
+            if self.moves_at == Some(self.read)
+                && let Some(larger) = self.larger.take()
+            {
+                (self.half, self.moves_at) = (larger, None);
+            }
         }
-        Ok((self.written - self.read) as usize)
+        Ok(self.known())
+    }
+
+    /// Bytes that are known to wait where this end reads.
+    fn known(&self) -> usize {
+        (self.moves_at.map_or(self.written, |at| at.min(self.written)) - self.read) as usize
+    }
+
+    fn look_for_move(&mut self) -> Result<()> {
+        if self.moves_at.is_some() || self.half.larger_size().is_none() {
+            return Ok(());
+        }
+        let moved = self.half.growth().moved.load(Ordering::Acquire);
+        if let Some(at) = moved.checked_sub(1) {
+            self.moves_at = Some(checked(at, self.read, self.read + self.half.size() as u64)?);
+        }
+        Ok(())
     }
 
     /// Reads the bytes that fit the buffer; calls `wake` if the writer must be woken.
@@ -173,7 +237,10 @@ pub(super) fn is_back(half: &Half, slot: usize) -> bool {
 
 /// The peer's count, which may neither fall nor pass a limit.
 fn seen(count: &AtomicU64, before: u64, most: u64) -> Result<u64> {
-    let now = count.load(Ordering::Acquire);
+    checked(count.load(Ordering::Acquire), before, most)
+}
+
+fn checked(now: u64, before: u64, most: u64) -> Result<u64> {
     if (before..=most).contains(&now) {
         return Ok(now);
     }

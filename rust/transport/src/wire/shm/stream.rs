@@ -3,6 +3,7 @@
 use super::adaptive_spin::AdaptiveSpin;
 use super::borrow::{Borrower, Lender, wake};
 use super::ring::{Reader, Writer};
+use super::sync::Ordering;
 use super::{memory, pass};
 use http::HeaderValue;
 use rustix::net::sockopt::{set_socket_send_buffer_size, socket_send_buffer_size};
@@ -26,14 +27,25 @@ const SOCKET_BUFFER_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub struct LocalStream {
     socket: UnixStream,
-    rings: Option<Box<Rings>>,
+    rings: Option<Box<Ends>>,
+}
+
+/// The rings that a server gives a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rings {
+    /// Of the whole size from the first byte.
+    Whole,
+    /// Small ones, which grow once.
+    Growing,
 }
 
 /// This process's ends of the two rings.
 #[derive(Debug)]
-struct Rings {
+struct Ends {
     reader: Reader,
     writer: Writer,
+    /// Cleared when they have grown, or if they never do.
+    grow: bool,
     spin_state: AdaptiveSpin,
     /// Set while the peer may have to wake this end.
     asleep: bool,
@@ -67,8 +79,8 @@ impl LocalStream {
             Ok(rings) => {
                 let [to_server, to_client] = memory::map(rings)?;
                 let borrower = Some(Borrower::new(to_server.clone(), &self.socket)?);
-                let rings = Rings::new(Reader::new(to_client), Writer::new(to_server), spin);
-                self.rings = Some(Box::new(Rings { borrower, ..rings }));
+                let rings = Ends::new(Reader::new(to_client), Writer::new(to_server), spin);
+                self.rings = Some(Box::new(Ends { borrower, ..rings }));
                 Ok(Ok(()))
             }
             Err(reason) => Ok(Err(reason)),
@@ -79,12 +91,13 @@ impl LocalStream {
     /// stream has a lender.
     pub async fn share(
         &mut self,
-        permitted: std::result::Result<(), String>,
+        permitted: std::result::Result<Rings, String>,
         spin: Duration,
         lends: bool,
     ) -> Result<()> {
+        let make = |rings| memory::make(rings == Rings::Growing);
         let made =
-            permitted.and_then(|()| memory::make().map_err(|error| format!("no shared memory: {error}")));
+            permitted.and_then(|rings| make(rings).map_err(|error| format!("no shared memory: {error}")));
         let rings = match made {
             Ok(rings) => rings,
             Err(reason) => return pass::answer(&self.socket, Err(&reason)).await,
@@ -92,8 +105,41 @@ impl LocalStream {
         pass::answer(&self.socket, Ok(rings.as_fd())).await?;
         let [to_server, to_client] = memory::map(rings)?;
         let lender = lends.then(|| Lender::new(to_server.clone(), &self.socket)).transpose()?;
-        let rings = Rings::new(Reader::new(to_server), Writer::new(to_client), spin);
-        self.rings = Some(Box::new(Rings { lender, ..rings }));
+        let rings = Ends::new(Reader::new(to_server), Writer::new(to_client), spin);
+        self.rings = Some(Box::new(Ends { lender, ..rings }));
+        Ok(())
+    }
+
+    /// Returns whether a server should let small rings grow: the client has had more to write than half a ring,
+    /// or this end has so many bytes now.
+    pub fn wants_larger(&self, bytes: usize) -> bool {
+        let Some(ends) = self.rings.as_ref().filter(|ends| ends.grow && ends.borrower.is_none()) else {
+            return false;
+        };
+        ends.writer.want(bytes);
+        [ends.reader.half(), ends.writer.half()]
+            .iter()
+            .any(|half| half.growth().is_wanted.load(Ordering::Relaxed) != 0)
+    }
+
+    /// Asks again only after the next large message.
+    pub fn stay_small(&self) {
+        for half in self.rings.iter().flat_map(|ends| [ends.reader.half(), ends.writer.half()]) {
+            half.growth().is_wanted.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets the rings grow, on a server, which has taken memory for that. On an error they stay as they are.
+    pub fn grow(&mut self) -> Result<()> {
+        let Some(ends) = &mut self.rings else { return Ok(()) };
+        let memory = memory::make_larger()?;
+        let passed = memory.try_clone()?;
+        let [to_server, to_client] = memory::map_larger(memory, [ends.reader.half(), ends.writer.half()])?;
+        // The client has it before it sees that this end writes there.
+        pass::hand_rings(&self.socket, passed.as_fd())?;
+        ends.reader.may_move_to(to_server);
+        ends.writer.move_to(to_client);
+        ends.grow = false;
         Ok(())
     }
 
@@ -123,10 +169,31 @@ impl Drop for LocalStream {
     }
 }
 
-impl Rings {
+impl Ends {
     fn new(reader: Reader, writer: Writer, spin: Duration) -> Self {
+        let grow = writer.half().larger_size().is_some();
         let spin_state = AdaptiveSpin::new(spin);
-        Self { reader, writer, spin_state, asleep: false, ended: false, lender: None, borrower: None }
+        Self { reader, writer, grow, spin_state, asleep: false, ended: false, lender: None, borrower: None }
+    }
+
+    /// Moves to larger memory, on a client to which the server has passed some.
+    fn follow(&mut self) -> Result<()> {
+        let Some(borrower) = self.borrower.as_ref().filter(|_| self.grow) else { return Ok(()) };
+        let mut passed = borrower.take_rings();
+        while passed.is_none() && self.reader.lacks_memory() {
+            if borrower.receive()? == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            passed = borrower.take_rings();
+        }
+        if let Some(memory) = passed {
+            let [to_server, to_client] =
+                memory::map_larger(memory, [self.writer.half(), self.reader.half()])?;
+            self.reader.may_move_to(to_client);
+            self.writer.move_to(to_server);
+            self.grow = false;
+        }
+        Ok(())
     }
 
     fn take_back(&self) {
@@ -145,6 +212,7 @@ impl Rings {
         let before = buf.filled().len();
         loop {
             self.take_back();
+            self.follow()?;
             self.reader.read(buf, || wake(socket))?;
             if buf.filled().len() > before {
                 self.spin_state.learn();
@@ -170,7 +238,11 @@ impl Rings {
         bufs: &[IoSlice<'_>],
     ) -> Poll<Result<usize>> {
         let coop = ready!(poll_proceed(cx));
+        if self.grow {
+            self.writer.want(bufs.iter().map(|buf| buf.len()).sum());
+        }
         loop {
+            self.follow()?;
             let sum = self.writer.write(bufs.iter().map(|buf| &**buf), || wake(socket))?;
             if sum > 0 || bufs.iter().all(|buf| buf.is_empty()) {
                 coop.made_progress();
@@ -306,12 +378,16 @@ mod tests {
 
     /// A client and a server with shared memory.
     async fn pair() -> (LocalStream, LocalStream) {
+        pair_with(Rings::Whole).await
+    }
+
+    async fn pair_with(rings: Rings) -> (LocalStream, LocalStream) {
         let (client, mut server) = UnixStream::pair().unwrap();
         let mut client = LocalStream::from(client);
         let serve = async {
             asked(&mut server).await;
             let mut server = LocalStream::from(server);
-            server.share(Ok(()), DEFAULT_SPIN, false).await.unwrap();
+            server.share(Ok(rings), DEFAULT_SPIN, false).await.unwrap();
             server
         };
         let (answer, server) = within(async { tokio::join!(client.ask(None, DEFAULT_SPIN), serve) }).await;
@@ -355,6 +431,77 @@ mod tests {
             };
             within(work).await.2.unwrap();
             assert!(to_server == there && to_client == back, "{n} bytes");
+        }
+    }
+
+    #[tokio::test]
+    async fn small_rings_grow_once_and_lose_nothing() {
+        for pause in [0, 2] {
+            let (client, mut server) = pair_with(Rings::Growing).await;
+            let (mut client_reads, mut client_writes) = split(client);
+            let (mut in_all, mut grown_at) = (0, Vec::new());
+            for (round, n) in [4_000, 30_000, 4_000, 3_000_000, 1, 3_000_000].into_iter().enumerate() {
+                let (there, back) = (bytes(n, round), bytes(n, round + 7));
+                let write = async {
+                    client_writes.write_all(&there).await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(pause)).await;
+                };
+                let serve = async {
+                    let mut got = Vec::with_capacity(n);
+                    while got.len() < n {
+                        if server.wants_larger(0) {
+                            server.grow().unwrap();
+                            grown_at.push(round);
+                        }
+                        assert!(server.read_buf(&mut got).await.unwrap() > 0);
+                    }
+                    tokio::time::sleep(Duration::from_millis(pause)).await;
+                    server.write_all(&back).await.unwrap();
+                    got
+                };
+                let mut answer = vec![0; n];
+                let (got, (), read) =
+                    within(async { tokio::join!(serve, write, client_reads.read_exact(&mut answer)) }).await;
+                read.unwrap();
+                in_all += n;
+                assert!(got == there && answer == back, "round {round}, {in_all} bytes, pause {pause}");
+            }
+            assert_eq!(grown_at, [3], "when more than half a ring was to be written");
+        }
+    }
+
+    /// A client that says it has moved, without memory to move to, reaches nothing.
+    #[tokio::test]
+    async fn a_move_that_cannot_be_ends_the_stream() {
+        let moved = 1536_u64;
+        for (at, is_refused) in
+            [(1, false), (1 + (64 << 10), false), (2 + (64 << 10), true), (u64::MAX, true)]
+        {
+            let (mut client, mut server) = UnixStream::pair().unwrap();
+            let serve = async {
+                asked(&mut server).await;
+                let mut server = LocalStream::from(server);
+                server.share(Ok(Rings::Growing), DEFAULT_SPIN, false).await.unwrap();
+                server
+            };
+            let (memory, mut server) =
+                within(async { tokio::join!(pass::ask(&mut client, None), serve) }).await;
+            let memory = memory.unwrap().unwrap();
+            rustix::io::pwrite(&memory, &at.to_ne_bytes(), moved).unwrap();
+            rustix::io::pwrite(&memory, &(100_u64 << 10).to_ne_bytes(), 0).unwrap();
+            let mut got = vec![0; 200 << 10];
+            let mut n = 0;
+            let read = async {
+                loop {
+                    match server.read(&mut got[n..]).await {
+                        Ok(more) => n += more,
+                        Err(error) => break error.kind(),
+                    }
+                }
+            };
+            let ended = tokio::time::timeout(Duration::from_millis(200), read).await.ok();
+            assert_eq!(ended, is_refused.then_some(ErrorKind::InvalidData), "{at}");
+            assert!(is_refused || n as u64 == at - 1, "{n} bytes before the move at {at}");
         }
     }
 
@@ -432,7 +579,7 @@ mod tests {
             let serve = async {
                 asked(&mut server).await;
                 let mut server = LocalStream::from(server);
-                server.share(Ok(()), DEFAULT_SPIN, false).await.unwrap();
+                server.share(Ok(Rings::Whole), DEFAULT_SPIN, false).await.unwrap();
                 server
             };
             let (memory, mut server) =
