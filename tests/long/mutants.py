@@ -139,6 +139,14 @@ MUTANTS = {
         "the stored state of a space takes no memory that is counted",
         "fastps_core coordination::spaces::tests::memory_is_given_back_and_what_does_not_fit_is_refused",
     ),
+    "part_applied_twice": Mutant(
+        "a slice that shares a message takes its part twice",
+        "grpc/test_parts.py::test_a_message_is_as_frames_of_their_own",
+    ),
+    "other_part_answered": Mutant(
+        "the answer to one part of a message has another's outcome",
+        "grpc/test_parts.py::test_a_part_is_refused_alone",
+    ),
     "ended_forgotten": Mutant(
         "a session that has ended may begin again",
         "fastps_server cluster::session::tests::an_ended_incarnation_never_comes_back",

@@ -6,7 +6,8 @@ use super::{Exchange, fits, fits_dtype, owed};
 use crate::answers::{AnswerSlot, Owed};
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::frame::Applied;
+use fastps_core::fault::fault;
+use fastps_core::frame::{Applied, Identity, Push};
 use fastps_core::identity::Completion;
 use fastps_core::shard::{Charge, Purpose};
 use fastps_core::slice::{Slice, Snapshot};
@@ -96,6 +97,11 @@ impl Exchange {
                 let late = late.clone();
                 Box::new(move |outcome| drop(late.send((k, outcome))))
             };
+            if fault("part_applied_twice") {
+                let sequence = push.identity.sequence + (1 << 40);
+                let again = Push { identity: Identity { sequence, ..push.identity }, ..push };
+                self.node.shard.push_to(slice, &again, || Box::new(|_| {}));
+            }
             match self.node.shard.push_to(slice, &push, later) {
                 Some(Err(error))
                     if error.kind == Kind::Capacity && self.wait_for_readers(push.slice, &mut wait).await =>
@@ -146,6 +152,9 @@ impl Exchange {
             outcome.unwrap_or_else(lost).map_err(|error| error.shard(index))
         };
         let mut outcomes: Vec<_> = outcomes.into_iter().map(or_lost).collect();
+        if fault("other_part_answered") {
+            outcomes.reverse();
+        }
         let mut new = 0;
         for outcome in &outcomes {
             match outcome {
