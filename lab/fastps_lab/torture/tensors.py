@@ -20,7 +20,9 @@ __all__ = [
     "COLUMNS",
     "COUNTED",
     "DENSE",
+    "FEW",
     "INT8",
+    "MANY",
     "PAIR",
     "PROBES",
     "SHAPES",
@@ -37,10 +39,14 @@ __all__ = [
 
 #: Maximum number of lives in a run; 300 seconds have some 500.
 COLUMNS = 4096
+#: Columns of a tensor whose slice shares messages with others; later lives leave those tensors alone.
+FEW = 2000
 #: Elements of a float32 slice.
 SLICE = 63 * 4096
 
 DENSE = ("small0", "small1")
+#: Tensors whose slices are so small that several share a message, on every shard.
+MANY = tuple(f"many{k}" for k in range(8))
 TABLES = ("table0", "table1")
 BOUND = ("bound0", "bound1")
 INT8 = ("int80", "int81")
@@ -58,10 +64,11 @@ SHAPES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(TABLES, (COLUMNS, 2)),
     BIG: (SLICE + COLUMNS,),
     WIDE: (COLUMNS,),
+    **dict.fromkeys(MANY, (FEW,)),
 }
 
 #: Tensors whose pushes have one unit each.
-COUNTED = (*DENSE, *BOUND, *TABLES, BIG, WIDE, *PAIR)
+COUNTED = (*DENSE, *BOUND, *TABLES, BIG, WIDE, *PAIR, *MANY)
 
 
 def slices(name: str) -> int:
@@ -75,7 +82,7 @@ def zeros(name: str) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def gradient(name: str, life: int) -> np.ndarray[Any, np.dtype[Any]]:
-    """A gradient of -1 at a client's column of each slice."""
+    """A gradient of -1 at a client's column of each slice, if the tensor has one for it."""
     grad = zeros(name)
     if name in TABLES:
         grad[life] = -1.0

@@ -50,7 +50,9 @@ class Pushes(Calls):
                 break
 
     def push_list(self, order: Mapping[str, Any]) -> None:
-        names = [*tensors.DENSE, *([tensors.BIG] if order["big"] else [])]
+        # Small slices of one shard share a message.
+        many = tensors.MANY if self.number < tensors.FEW else ()
+        names = [*tensors.DENSE, *many, *([tensors.BIG] if order["big"] else [])]
         grads: dict[str, Any] = {name: self._grads[name] for name in names}
         grads[tensors.TABLES[0]] = self._row
         limit = order["timeout"]
