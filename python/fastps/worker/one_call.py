@@ -86,7 +86,7 @@ class OneCall:
             self._pushes.acknowledge(receipts.names(), receipts)
         elif failed is not None:
             failed = self._pushes.not_applied(dict(grads), failed)
-        if mode.waits_for_others and versions is None:
-            self._together.end_at_once(mode, behind, failed)
+        if mode.waits_for_others and (versions is None or failed is not None):
+            self._together.end_at_once(mode, receipts is not None, behind, failed)
         elif failed is not None:
             raise failed

@@ -51,16 +51,17 @@ class Together:
         self.thread = threading.get_ident()
         return None if self._idle or self.reported else self._groups.to_report
 
-    def end_at_once(self, mode: Mode, behind: list[str], failed: FastpsError | None) -> None:
+    def end_at_once(self, mode: Mode, applied: bool, behind: list[str], failed: FastpsError | None) -> None:
         """Ends a step of one call that waits still, or whose push has failed; raises the error.
 
         Args:
             mode: The mode.
-            behind: Groups that the step was reported to, and where others are behind.
-            failed: The error of the push.
+            applied: The push was applied, so the step was reported.
+            behind: Groups that it was reported to, and where others are behind.
+            failed: The error of the push, or of the fetch after it.
         """
         self._groups.reported(behind)
-        self.reported = bool(behind)
+        self.reported = applied
         dropped = failed if isinstance(failed, (LeaseError, PartialPush)) else None
         self.end(mode, failed=dropped)
         if failed is not None:
