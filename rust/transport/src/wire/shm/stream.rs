@@ -490,18 +490,15 @@ mod tests {
             rustix::io::pwrite(&memory, &at.to_ne_bytes(), moved).unwrap();
             rustix::io::pwrite(&memory, &(100_u64 << 10).to_ne_bytes(), 0).unwrap();
             let mut got = vec![0; 200 << 10];
-            let mut n = 0;
-            let read = async {
-                loop {
-                    match server.read(&mut got[n..]).await {
-                        Ok(more) => n += more,
-                        Err(error) => break error.kind(),
-                    }
-                }
-            };
-            let ended = tokio::time::timeout(Duration::from_millis(200), read).await.ok();
-            assert_eq!(ended, is_refused.then_some(ErrorKind::InvalidData), "{at}");
-            assert!(is_refused || n as u64 == at - 1, "{n} bytes before the move at {at}");
+            if is_refused {
+                let error = within(server.read(&mut got)).await.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::InvalidData, "{at}");
+                continue;
+            }
+            let before = at as usize - 1;
+            within(server.read_exact(&mut got[..before])).await.unwrap();
+            let more = tokio::time::timeout(Duration::from_millis(100), server.read(&mut got)).await;
+            assert!(more.is_err(), "bytes after the move at {at}");
         }
     }
 
