@@ -84,7 +84,9 @@ def save(ps: ParameterServer, path: File, names: Iterable[str] | None = None) ->
             "steps": steps,
             "slots": slots,
         }
-    tensor_file.write(path, arrays, {_KEY: json.dumps({"format": _FORMAT, "tensors": tensors})})
+    halves = {name for name, said in tensors.items() if said.get("dtype") == "bfloat16"}
+    about = {_KEY: json.dumps({"format": _FORMAT, "tensors": tensors})}
+    tensor_file.write(path, arrays, about, halves)
 
 
 def load(
@@ -99,7 +101,8 @@ def load(
 
     Args:
         ps: A `fastps.Store` or the result of `fastps.connect`.
-        path: A file of `save`, or any safetensors file of float32 and float64 tensors.
+        path: A file of `save`, or any safetensors file of float32, float64 and bfloat16 tensors. A new
+            tensor has the type of the file's; bfloat16 values also go into float32 tensors, exactly.
         optimizer: Only for a file without optimizers; all its tensors then start with new optimizer state.
         names: Names of tensors to load, or one name; None: all.
         verify: False: load values that differ from their digests. Files of other programs have no digests.
@@ -109,8 +112,8 @@ def load(
 
     Raises:
         DamagedFileError: The file is not whole, or not what was written; nothing was changed.
-        DTypeError: A tensor is neither float32 nor float64, or is registered with another dtype; nothing was
-            changed.
+        DTypeError: A tensor is not float32, float64 or bfloat16, or is registered with another dtype; nothing
+            was changed.
         NonFiniteError: A value, not of optimizer state, is NaN or infinite; nothing was changed.
         ConfigError: The file has no optimizers and none was given, it has its own and one was given, it is of
             a later version, it has no tensor of a name, or a tensor exists with another shape or optimizer.
@@ -119,16 +122,16 @@ def load(
         ImportError: The package ``safetensors`` is not installed.
     """
     check_ps(ps)
-    about, arrays = _read(path, verify)
+    about, arrays, halves = _read(path, verify)
     tensors: dict[str, dict[str, Any]] = {}
     if about is None:
-        specs = _plain(path, arrays, optimizer)
+        specs = _plain(path, (arrays, halves), optimizer)
     elif optimizer is not None:
         expected, got = "no optimizer=", str(optimizer)
         raise ConfigError(f"{os.fspath(path)} has optimizers of its own", expected=expected, got=got)
     else:
         try:
-            specs, tensors = _said(path, json.loads(about), arrays)
+            specs, tensors = _said(path, json.loads(about), (arrays, halves))
         except ConfigError:
             raise
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
@@ -164,7 +167,7 @@ def load(
 
 def arrays(path: File, verify: bool = True) -> dict[str, Array]:
     """The values in a file, by name; the optimizer state, too, if the file does not say what it is."""
-    about, found = _read(path, verify)
+    about, found, _ = _read(path, verify)
     try:
         names = found if about is None else json.loads(about)["tensors"]
         return {name: found[name] for name in names}
@@ -173,10 +176,10 @@ def arrays(path: File, verify: bool = True) -> dict[str, Array]:
         raise tensor_file.damaged(path, "metadata of fastps.checkpoint", got) from error
 
 
-def _read(path: File, verify: bool) -> tuple[str | None, dict[str, Array]]:
-    """Reads a file: the metadata of its tensors, and the tensors."""
-    about, found = tensor_file.read(path, verify)
-    return about.get(_KEY), found
+def _read(path: File, verify: bool) -> tuple[str | None, dict[str, Array], set[str]]:
+    """Reads a file: the metadata of its tensors, the tensors, and the names of those of bfloat16."""
+    about, found, halves = tensor_file.read_typed(path, verify)
+    return about.get(_KEY), found, halves
 
 
 def _register(ps: ParameterServer, specs: Iterable[TensorSpec], arrays: Mapping[str, Array]) -> None:
@@ -205,16 +208,24 @@ def new_state(optimizer: optim.Optimizer, values: Any) -> dict[str, Any]:
         return store.state("new")
 
 
-def _plain(path: File, arrays: dict[str, Any], optimizer: optim.Optimizer | None) -> dict[str, TensorSpec]:
+#: Arrays by name, and the names of those whose type in the file is bfloat16.
+_Arrays = tuple[dict[str, Any], set[str]]
+
+
+def _plain(path: File, found: _Arrays, optimizer: optim.Optimizer | None) -> dict[str, TensorSpec]:
+    arrays, halves = found
     if optimizer is None:
         raise ConfigError(f"{os.fspath(path)} names no optimizers", expected="optimizer=", got="None")
-    return {n: TensorSpec(n, a.shape, str(a.dtype), "exact", "default", optimizer) for n, a in arrays.items()}
+    types = {name: "bfloat16" if name in halves else str(array.dtype) for name, array in arrays.items()}
+    return {
+        name: TensorSpec(name, array.shape, types[name], "exact", "default", optimizer)
+        for name, array in arrays.items()
+    }
 
 
-def _said(
-    path: File, about: Any, arrays: dict[str, Any]
-) -> tuple[dict[str, TensorSpec], dict[str, dict[str, Any]]]:
+def _said(path: File, about: Any, found: _Arrays) -> tuple[dict[str, TensorSpec], dict[str, dict[str, Any]]]:
     """Reads the metadata and compares it with the tensors."""
+    arrays, halves = found
     if about["format"] != _FORMAT:
         expected, got = f"format {_FORMAT}", f"format {about['format']!r}"
         raise ConfigError(f"{os.fspath(path)} is of another version", expected=expected, got=got)
@@ -249,7 +260,9 @@ def _said(
             average = None if said.get("average") is None else optim.EMA(**said["average"])
         except (ConfigError, TypeError) as error:
             raise tensor_file.damaged(path, f"settings of {said['optimizer']}", str(error), name) from error
-        if said.get("dtype") == "bfloat16" and dtype == "float32":  # as which NumPy holds it
+        if name in halves or (
+            said.get("dtype") == "bfloat16" and dtype == "float32"
+        ):  # earlier versions wrote it
             dtype = "bfloat16"
         rounding, seed = said.get("rounding"), said.get("seed")
         specs[name] = TensorSpec(
@@ -265,7 +278,7 @@ def _compare(path: File, ps: ParameterServer, specs: dict[str, TensorSpec], abou
             raise DTypeError("only SGD steps float64 tensors", tensor=name, expected=expected, got=got)
     for name in sorted(specs.keys() & set(ps.names())):
         ours, there = specs[name], ps.spec(name)
-        if ours.dtype != there.dtype:
+        if ours.dtype != there.dtype and (ours.dtype, there.dtype) != ("bfloat16", "float32"):
             raise DTypeError(
                 f"{os.fspath(path)} has another dtype than the registered tensor",
                 tensor=name,

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -248,9 +249,11 @@ def test_what_does_not_fit_changes_nothing(store, tmp_path):
             assert caught.value.tensor == "w"
             assert (other.pull("a") == 7).all()
     whole = path.read_bytes()
-    for dtype, size in (("F16", 2), ("BF16", 2), ("F8_E4M3", 1)):
+    for dtype, size in (("F16", 2), ("F8_E4M3", 1)):
         write_header(path, {"w": {"dtype": dtype, "shape": [2], "data_offsets": [0, 2 * size]}}, 2 * size)
-        with pytest.raises(fastps.DTypeError, match=f'"w".*expected float32 or float64, got {dtype}'):
+        with pytest.raises(
+            fastps.DTypeError, match=f'"w".*expected float32, float64 or bfloat16, got {dtype}'
+        ):
             fastps.checkpoint.load(store, path, fastps.SGD())
     path.write_bytes(whole[:-3])
     with pytest.raises(fastps.ConfigError, match="safetensors"):
@@ -269,6 +272,65 @@ def test_what_does_not_fit_changes_nothing(store, tmp_path):
         fastps.checkpoint.load(store, path)
     with pytest.raises(OSError, match="missing"):
         fastps.checkpoint.load(store, tmp_path / "missing")
+
+
+def test_bfloat16_goes_to_files_and_comes_back(ps, rng, tmp_path):
+    path, values = tmp_path / "a.safetensors", rng.standard_normal((3, 5), np.float32)
+    ps.register({"w": values, "none": values[:0]}, optimizer=fastps.Adam(), dtype="bfloat16", seed=3)
+    ps.register("wide", values, fastps.SGD())
+    ps.push("w", values)
+    exact = ps.pull("w")
+    fastps.checkpoint.save(ps, path)
+    # Other programs find the type.
+    theirs = safetensors.torch.load_file(path)
+    assert {name: theirs[name].dtype for name in ("w", "none", "wide", "w.exp_avg")} == {
+        "w": torch.bfloat16,
+        "none": torch.bfloat16,
+        "wide": torch.float32,
+        "w.exp_avg": torch.float32,
+    }
+    assert (theirs["w"].float().numpy() == exact).all()
+    assert (fastps.checkpoint.arrays(path)["w"] == exact).all()
+    with fastps.Store() as other:
+        fastps.checkpoint.load(other, path)
+        spec = other.spec("w")
+        assert (spec.dtype, spec.rounding, spec.seed) == ("bfloat16", "stochastic", 3)
+        assert (other.pull("w") == exact).all()
+        assert (other.state("w")["exp_avg"] == ps.state("w")["exp_avg"]).all()
+        for store in (ps, other):
+            store.push("w", values)
+        assert (other.pull("w") == ps.pull("w")).all()
+    spoilt = bytearray(path.read_bytes())
+    spoilt[-1] ^= 1
+    path.write_bytes(spoilt)
+    with fastps.Store() as other, pytest.raises(fastps.DamagedFileError, match="SHA-256"):
+        fastps.checkpoint.load(other, path)
+
+
+def test_files_of_torch_with_bfloat16(store, tmp_path):
+    path = tmp_path / "theirs.safetensors"
+    tensors = {
+        "w": torch.linspace(-3, 3, 7).bfloat16(),
+        "b": torch.ones(2),
+        "e": torch.empty(0, 4).bfloat16(),
+    }
+    safetensors.torch.save_file(tensors, path)
+    store.register("w", np.zeros(7, np.float32), fastps.SGD(lr=1.0))
+    assert sorted(fastps.checkpoint.load(store, path, fastps.SGD(lr=1.0))) == ["b", "e", "w"]
+    assert {name: store.spec(name).dtype for name in tensors} == {
+        "w": "float32",
+        "b": "float32",
+        "e": "bfloat16",
+    }
+    assert (store.pull("w") == tensors["w"].float().numpy()).all()
+    with fastps.Store() as other:
+        fastps.checkpoint.load(other, path, fastps.SGD(lr=1.0))
+        assert other.spec("w").dtype == "bfloat16"
+        assert (other.pull("w") == tensors["w"].float().numpy()).all()
+    model = torch.nn.Linear(1, 7, bias=False).bfloat16()
+    safetensors.torch.save_file({"weight": torch.linspace(0, 1, 7).bfloat16().reshape(7, 1)}, path)
+    fastps.torch.load(model, path)
+    assert torch.equal(model.weight.detach().flatten(), torch.linspace(0, 1, 7).bfloat16())
 
 
 # -- torch ---------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,9 @@ NOT_VERIFIED = f"{_COPY}; verify=False loads it as it is"
 #: The metadata with the digests, by name. `_ABOUT`, a name that no tensor has, is that of all other metadata.
 DIGESTS, _ABOUT = "fastps.sha256", "__metadata__"
 _DTYPES: dict[np.dtype[Any], str] = {np.dtype(np.float32): "F32", np.dtype(np.float64): "F64"}
+#: The type of bfloat16, which NumPy lacks: in memory its values are float32, exactly.
+_HALF = "BF16"
+_SIZES = {_HALF: 2, **{code: dtype.itemsize for dtype, code in _DTYPES.items()}}
 #: The format's limit; a longer header is invalid.
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -46,21 +49,53 @@ def is_available() -> bool:
     return True
 
 
-def write(path: File, arrays: Mapping[str, Any], about: Mapping[str, str]) -> None:
-    """Writes float32 and float64 arrays with metadata, completely or not at all."""
-    save = library().numpy.save_file
-    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    digests = {name: digest(_DTYPES[array.dtype], array.shape, array) for name, array in contiguous.items()}
+def write(
+    path: File, arrays: Mapping[str, Any], about: Mapping[str, str], halves: Collection[str] = ()
+) -> None:
+    """Writes float32 and float64 arrays with metadata, completely or not at all.
+
+    Args:
+        path: The file, replaced if it exists.
+        arrays: The arrays by name.
+        about: The metadata.
+        halves: Names of float32 arrays whose values are bfloat16, and are written so.
+    """
+    library()  # reads the file
+    tensors = {}
+    for name, array in arrays.items():
+        contiguous = np.asarray(array, order="C")
+        dtype = _HALF if name in halves else _DTYPES[contiguous.dtype]
+        if name in halves:
+            contiguous = (contiguous.view(np.uint32) >> 16).astype("<u2")
+        tensors[name] = dtype, contiguous
+    digests = {name: digest(dtype, array.shape, array) for name, (dtype, array) in tensors.items()}
     digests |= _of_metadata(about)
-    with replaced(path) as unfinished:
-        save(contiguous, unfinished, {**about, DIGESTS: json.dumps(digests)})
+    # The package writes no bfloat16 without a package that gives it to NumPy.
+    header: dict[str, Any] = {_ABOUT: {**about, DIGESTS: json.dumps(digests)}}
+    end, largest_first = 0, sorted(tensors, key=lambda name: (-_SIZES[tensors[name][0]], name))
+    for name in largest_first:
+        dtype, array = tensors[name]
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with replaced(path) as unfinished, open(unfinished, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in largest_first:
+            array = tensors[name][1]
+            file.write(memoryview(array).cast("B") if array.size else b"")
 
 
 def read(path: File, verify: bool) -> tuple[dict[str, str], dict[str, Array]]:
-    """The metadata and the arrays of a file.
+    """As `read_typed`, without the names of the bfloat16 tensors."""
+    return read_typed(path, verify)[:2]
+
+
+def read_typed(path: File, verify: bool) -> tuple[dict[str, str], dict[str, Array], set[str]]:
+    """The metadata and the arrays of a file; those of bfloat16 tensors are float32, and their names.
 
     Args:
-        path: Any safetensors file of float32 and float64 tensors.
+        path: Any safetensors file of float32, float64 and bfloat16 tensors.
         verify: Whether to compare the digests, which only files of fastps have.
 
     Raises:
@@ -78,14 +113,37 @@ def read(path: File, verify: bool) -> tuple[dict[str, str], dict[str, Array]]:
             types = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
             for key, dtype in types.items():  # before any is read: NumPy lacks some types
                 _check_dtype(path, key, dtype)
-            arrays = {key: _array(path, key, file) for key in types}
+            arrays = {key: _array(path, key, file) for key, dtype in types.items() if dtype != _HALF}
+        halves = {key for key, dtype in types.items() if dtype == _HALF}
+        bits = _halves(path, halves)
     except own.SafetensorError as error:
         raise _diagnosed(path, error) from error
     digests = about.pop(DIGESTS, None)
     if verify and digests is not None:
-        there = {key: digest(types[key], array.shape, array) for key, array in arrays.items()}
+        there = {key: digest(types[key], array.shape, array) for key, array in {**arrays, **bits}.items()}
         compare(path, _parsed(path, digests), {**there, **_of_metadata(about)})
-    return about, arrays
+    for key, half in bits.items():
+        arrays[key] = (half.astype(np.uint32) << 16).view(np.float32)
+    return about, {key: arrays[key] for key in types}, halves
+
+
+def _halves(path: File, names: set[str]) -> dict[str, Any]:
+    """The bits of a valid file's bfloat16 tensors."""
+    if not names:
+        return {}
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header, found = json.loads(file.read(length)), {}
+        for name in names:
+            begin, end = header[name]["data_offsets"]
+            file.seek(8 + length + begin)
+            bits = np.frombuffer(file.read(end - begin), "<u2")
+            try:
+                found[name] = bits.reshape(header[name]["shape"])
+            except ValueError as error:  # an empty tensor may have any other dimensions
+                shape = str(tuple(header[name]["shape"]))
+                raise damaged(path, "a shape that NumPy takes", shape, name) from error
+    return found
 
 
 def digest(dtype: str, shape: Sequence[int], values: Any) -> str:
@@ -126,8 +184,8 @@ def _parsed(path: File, digests: str) -> dict[str, Any]:
 
 def _check_dtype(path: File, key: str, dtype: str) -> None:
     """Fails for a type of the format that no tensor has."""
-    if dtype not in _DTYPES.values():
-        expected = "float32 or float64"
+    if dtype not in _SIZES:
+        expected = "float32, float64 or bfloat16"
         raise DTypeError(
             f"wrong dtype in {os.fspath(path)}",
             tensor=key,
@@ -184,10 +242,9 @@ def _offsets(path: File, name: str, entry: Any) -> tuple[int, int]:
     except (KeyError, OverflowError, TypeError, ValueError) as error:
         expected = "a type, a shape and two offsets"
         raise damaged(path, expected, f"{type(error).__name__} {error}", name) from error
-    sizes = {code: known.itemsize for known, code in _DTYPES.items()}
-    if dtype not in sizes:
-        raise damaged(path, "float32 or float64", dtype, name)
-    wanted = sizes[dtype] * math.prod(shape)
+    if dtype not in _SIZES:
+        raise damaged(path, "float32, float64 or bfloat16", dtype, name)
+    wanted = _SIZES[dtype] * math.prod(shape)
     if last - first != wanted:
         raise damaged(path, f"{wanted} bytes for {dtype}{shape}", f"{last - first} bytes", name)
     return first, last
