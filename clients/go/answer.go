@@ -220,7 +220,8 @@ func (f *frame) fits(message *pb.Frame) bool {
 // refusedBytes is the size of the values that an answer lacks, because their parts were refused.
 func (f *frame) refusedBytes(h *pb.Header) (n int) {
 	for _, refused := range h.Table.GetRefusals() {
-		n += 4 * f.parts[refused.Part].count
+		part := f.parts[refused.Part]
+		n += part.entry.valueBytes() * part.count
 	}
 	return n
 }

@@ -143,7 +143,8 @@ func (d *call) outcome(take func(p part, answer sliceAnswer, values []byte)) (ma
 			answer := f.answerOf(i, r.message.Header)
 			var values []byte
 			if f.answers >= 0 {
-				values, payload = payload[:4*p.count], payload[4*p.count:]
+				size := p.entry.valueBytes() * p.count
+				values, payload = payload[:size], payload[size:]
 			}
 			if take != nil {
 				take(p, answer, values)

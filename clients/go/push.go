@@ -117,12 +117,12 @@ func (c *Client) push(ctx context.Context, gradients []Gradient, options PushOpt
 func (p *Pulled) take(at part, answer sliceAnswer, values []byte) {
 	name := at.entry.spec.Name
 	if at.count == at.entry.n {
-		p.Values[name] = floatsOf(values)
+		p.Values[name] = at.entry.floatsOf(values)
 	} else {
 		if p.Values[name] == nil {
 			p.Values[name] = make([]float32, at.entry.n)
 		}
-		getFloats(values, p.Values[name][at.first:at.first+at.count])
+		at.entry.getValues(values, p.Values[name][at.first:at.first+at.count])
 	}
 	p.Versions.note(at, answer)
 }
@@ -145,8 +145,8 @@ func (c *Client) checkGradient(g Gradient, e *entry, before []string, o PushOpti
 		}
 	}
 	switch {
-	case e.spec.Dtype != pb.DType_DTYPE_FLOAT32:
-		return fail(DType, "this client pushes float32 tensors", pb.DType_DTYPE_FLOAT32, e.spec.Dtype)
+	case !e.isFloat32():
+		return fail(DType, "this client pushes to float32 and bfloat16 tensors", float32s, e.spec.Dtype)
 	case len(g.Values) != n:
 		return fail(Shape, "the gradient does not have the length of its tensor or rows", n, len(g.Values))
 	case o.Codec.number() == OneBit.id && o.Feedback == nil:
@@ -191,7 +191,7 @@ func (c *Client) gradientFrames(e *entry, g Gradient, o PushOptions, epoch, sequ
 		o.settings(header, e)
 		f := &frame{header: header, answers: -1, parts: []part{{entry: e, index: k, first: first, count: count}}}
 		if pull {
-			f.answers = 4 * count
+			f.answers = e.valueBytes() * count
 		}
 		if base, ok := o.base(e.ids[k]); ok {
 			header.BaseVersion, header.BaseOwn, f.baseOf = &base.version, &base.own, []uint64{base.by}
@@ -237,7 +237,7 @@ func (o PushOptions) base(slice uint64) (sliceAnswer, bool) {
 	return base, ok
 }
 
-// Pull returns the values of tensors.
+// Pull returns the values of tensors; those of bfloat16 tensors come in two bytes and are exact as float32.
 func (c *Client) Pull(ctx context.Context, names ...string) (*Pulled, error) {
 	pulled := &Pulled{map[string][]float32{}, newVersions()}
 	if err := c.read(ctx, names, pb.Kind_KIND_PULL, pulled.take); err != nil {
@@ -269,15 +269,15 @@ func (c *Client) read(ctx context.Context, names []string, kind pb.Kind, take fu
 	asked, err := c.start(false, func(uint64) ([]*frame, error) {
 		var frames []*frame
 		for _, e := range entries {
-			if e.spec.Dtype != pb.DType_DTYPE_FLOAT32 {
-				err := newError(DType, "this client reads float32 tensors").of(e.spec.Name, -1)
-				return nil, err.expected(pb.DType_DTYPE_FLOAT32, e.spec.Dtype)
+			if !e.isFloat32() {
+				err := newError(DType, "this client reads float32 and bfloat16 tensors").of(e.spec.Name, -1)
+				return nil, err.expected(float32s, e.spec.Dtype)
 			}
 			for k := range e.ids {
 				first, count := e.slice(k)
 				f := &frame{header: e.header(kind, k, epoch), answers: -1}
 				if kind == pb.Kind_KIND_PULL {
-					f.answers = 4 * count
+					f.answers = e.valueBytes() * count
 				}
 				f.parts = []part{{entry: e, index: k, first: first, count: count}}
 				frames = append(frames, f)

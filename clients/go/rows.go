@@ -132,8 +132,8 @@ func (c *Client) PullRows(ctx context.Context, name string, rows []int) ([]float
 		return nil, nil, err
 	}
 	e := entries[0]
-	if e.spec.Dtype != pb.DType_DTYPE_FLOAT32 || len(e.spec.Shape) == 0 {
-		return nil, nil, newError(DType, "rows are those of float32 tensors with a shape").of(name, -1)
+	if !e.isFloat32() || len(e.spec.Shape) == 0 {
+		return nil, nil, newError(DType, "rows are those of float32 and bfloat16 tensors with a shape").of(name, -1)
 	}
 	if err := checkRows(e, rows); err != nil {
 		return nil, nil, err
@@ -142,7 +142,7 @@ func (c *Client) PullRows(ctx context.Context, name string, rows []int) ([]float
 	asked, err := c.start(false, func(uint64) ([]*frame, error) {
 		header := func() *pb.Header { return &pb.Header{Kind: pb.Kind_KIND_PULL, Group: e.group, Epoch: epoch} }
 		return rowFrames(e, parts, header, func(f *frame, p *rowPart) {
-			f.answers = max(f.answers, 0) + 4*p.count
+			f.answers = max(f.answers, 0) + e.valueBytes()*p.count
 		}), nil
 	})
 	if err != nil {
@@ -151,7 +151,7 @@ func (c *Client) PullRows(ctx context.Context, name string, rows []int) ([]float
 	width, versions := e.width(), newVersions()
 	gathered := make([]float32, len(distinct)*width)
 	err = asked.read(ctx, func(p part, answer sliceAnswer, values []byte) {
-		getFloats(values, gathered[p.first:p.first+p.count])
+		e.getValues(values, gathered[p.first:p.first+p.count])
 		versions.note(p, answer)
 	})
 	if err != nil {

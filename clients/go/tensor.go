@@ -70,10 +70,47 @@ func newEntry(spec *pb.TensorSpec, placement *pb.Placement, shards int) (*entry,
 			slices = -1
 		}
 	}
-	if spec.GetDtype() == pb.DType_DTYPE_FLOAT32 && (len(e.ids) != slices || len(e.shards) != slices) {
+	if e.isFloat32() && (len(e.ids) != slices || len(e.shards) != slices) {
 		return nil, newError(Frame, "the map places a tensor's slices wrongly").of(spec.GetName(), 0)
 	}
 	return e, nil
+}
+
+// float32s are the types of tensors whose gradients are float32.
+const float32s = "DTYPE_FLOAT32 or DTYPE_BFLOAT16"
+
+func (e *entry) isBFloat16() bool { return e.spec.GetDtype() == pb.DType_DTYPE_BFLOAT16 }
+
+// isFloat32 reports whether gradients are float32; values may be bfloat16.
+func (e *entry) isFloat32() bool {
+	return e.isBFloat16() || e.spec.GetDtype() == pb.DType_DTYPE_FLOAT32
+}
+
+// valueBytes is the size of a value on the wire.
+func (e *entry) valueBytes() int {
+	if e.isBFloat16() {
+		return 2
+	}
+	return 4
+}
+
+// getValues reads values as float32.
+func (e *entry) getValues(body []byte, values []float32) {
+	if e.isBFloat16() {
+		BFloat16.decode(body, values)
+		return
+	}
+	getFloats(body, values)
+}
+
+// floatsOf are the values of a body that nothing else uses.
+func (e *entry) floatsOf(body []byte) []float32 {
+	if !e.isBFloat16() {
+		return floatsOf(body)
+	}
+	values := make([]float32, len(body)/2)
+	BFloat16.decode(body, values)
+	return values
 }
 
 // slice returns the elements of slice k.

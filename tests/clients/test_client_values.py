@@ -139,6 +139,32 @@ def test_push_pull_rows_and_settings_are_those_of_the_native_client(
         assert based["receipts"]["go"]["Staleness"] == 1
 
 
+def test_bfloat16_tensors_are_read_and_pushed_to(
+    clusters: Callable[..., Shards], drivers: Callable[..., Driver], rng: np.random.Generator
+) -> None:
+    cluster = clusters()
+    driver = drivers(cluster.addresses)
+    with fastps.connect(",".join(cluster.addresses)) as ps:
+        for shape in ((SLICE + 1001,), (3,), (0,), (40, 7)):
+            name, values = f"half {shape}", rng.standard_normal(shape).astype(np.float32)
+            ps.register(name, values, fastps.SGD(lr=0.5), dtype="bfloat16")
+            assert driver.pull(name).tobytes() == ps.pull(name).tobytes()
+            grad = rng.standard_normal(shape).astype(np.float32)
+            for codec in ("float32", "int8"):
+                before = ps.pull(name)
+                driver.do("push", gradients=[{"tensor": name, "values": packed(grad)}], codec=codec)
+                assert driver.pull(name).tobytes() == ps.pull(name).tobytes()
+                assert grad.size == 0 or (ps.pull(name) != before).any()
+            pulled = driver.do("push_pull", gradients=[{"tensor": name, "values": packed(grad)}])
+            assert unpacked(pulled["values"][name]).tobytes() == ps.pull(name).tobytes()
+        rows = [39, 0, 7]
+        some = driver.do("pull_rows", tensors=["half (40, 7)"], rows=rows)["values"]["half (40, 7)"]
+        assert unpacked(some).tobytes() == ps.pull("half (40, 7)")[rows].tobytes()
+        ps.register("double", np.zeros(2), fastps.SGD())
+        error = driver.refused("pull", tensors=["double"])
+        assert (error["kind"], error["tensor"]) == ("dtype", "double"), error
+
+
 def test_tensors_are_listed_counted_and_removed(
     clusters: Callable[..., Shards], drivers: Callable[..., Driver]
 ) -> None:
