@@ -108,6 +108,38 @@ def test_what_would_be_another_average_is_refused(store: fastps.Store) -> None:
         fastps.ScheduleFreeAdamW(betas=(0.0, 0.9))
 
 
+def test_a_worker_refuses_another_rate_before_any_tensor_takes_a_step() -> None:
+    half = np.full(3, 0.5, np.float32)
+    grads = {"v": half, "w": half}
+    modes: list[tuple[fastps.modes.Mode, int]] = [
+        (fastps.Async(), 1),
+        (fastps.Async(), 2),
+        (fastps.Sync(workers=1), 1),
+        (fastps.Local(push_every=2, pull_every=2, lr=0.5), 1),
+    ]
+    with fastps.serve(shards=2) as server, fastps.connect(server) as client, fastps.Store() as store:
+        for ps in (store, client):
+            ps.register("v", half, fastps.SGD(lr=0.5))
+            ps.register("w", half, fastps.ScheduleFreeSGD(lr=0.1))
+            for mode, accumulate in modes:
+                before = ps.versions()
+                with (
+                    case(ps, mode, accumulate),
+                    fastps.Worker(ps, {"v": half}, mode, accumulate=accumulate) as worker,
+                ):
+                    worker.add_params({"w": half})
+                    for lr in (0.2, {"w": 0.2}, {"v": 0.2, "w": 0.2}):
+                        for begins in (worker.step, worker.begin)[: 1 if mode.local_lr else 2]:
+                            with pytest.raises(fastps.ConfigError, match=r'"w".*lr=0\.1, got 0\.2'):
+                                begins(grads, lr=lr)
+                    assert ps.versions() == before
+                    for _ in range(2):
+                        worker.step(grads, lr={"v": 0.2, "w": 0.1})
+                    worker.flush()
+                    pushes = 1 if mode.local_lr or accumulate > 1 else 2
+                    assert [ps.versions()[n] - before[n] for n in grads] == [pushes, pushes]
+
+
 def test_a_server_has_the_same_bits_before_and_after_a_restart(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:

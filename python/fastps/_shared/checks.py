@@ -25,6 +25,7 @@ __all__ = [
     "invalid",
     "number",
     "plain",
+    "words",
 ]
 
 _T = TypeVar("_T")
@@ -104,6 +105,17 @@ def choice(name: str, value: str, known: Mapping[str, _T]) -> _T:
     if value in known:
         return known[value]
     raise invalid(name, f"one of {', '.join(map(repr, known))}", value, hint(str(value), known, "{!r}"))
+
+
+def words(name: str, value: object) -> str:
+    """A str that UTF-8 can express, as the extension module needs it."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # what Python makes of file names that are no UTF-8
+            raise invalid(name, "a str without surrogates", value) from None
+        return value
+    raise invalid(name, "a str", value)
 
 
 def invalid(name: str, expected: str, got: object, advice: str | None = None) -> ConfigError:

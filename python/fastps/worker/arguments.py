@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from fastps import _fastps
-from fastps._shared.checks import as_rate, invalid
+from fastps._shared.checks import as_rate, invalid, words
 from fastps._shared.text import hint, nearest, quoted
 from fastps._shared.types import Array, Rates
 from fastps.codecs import Codec
 from fastps.errors import ConfigError, DTypeError, ShapeError
 from fastps.modes import Mode
+from fastps.optim import ScheduleFreeAdamW, ScheduleFreeSGD
 from fastps.parameter_server import ParameterServer
 from fastps.store import Store
 
@@ -31,12 +32,13 @@ __all__ = [
     "check_shapes",
     "like",
     "must_be",
+    "only_rates",
 ]
 
 
 def check_note(note: str) -> None:
     """Raises `ConfigError` for a note that no push may have."""
-    _fastps.PushSettings(note=note)
+    _fastps.PushSettings(note=words("note", note))
 
 
 def must_be(kind: type, name: str, expected: str, value: object) -> None:
@@ -135,12 +137,27 @@ def check_hogwild(ps: ParameterServer, params: Iterable[str]) -> None:
             )
 
 
-def as_rates(lr: Rates, names: Mapping[str, Any]) -> Rates:
-    """Learning rates as floats; raises `ConfigError` if one is invalid or of an unknown tensor."""
+def only_rates(ps: ParameterServer, params: Iterable[str]) -> dict[str, float]:
+    """The rates of tensors whose pushes can have no other: those of Schedule-Free optimizers."""
+    rules = {name: ps.spec(name).optimizer for name in params}
+    kinds = ScheduleFreeAdamW, ScheduleFreeSGD
+    return {name: rule.lr for name, rule in rules.items() if isinstance(rule, kinds)}
+
+
+def as_rates(lr: Rates, names: Mapping[str, Any], only: Mapping[str, float]) -> Rates:
+    """Learning rates as floats; raises `ConfigError` if one is invalid or of an unknown tensor.
+
+    Args:
+        lr: A rate, or rates by name.
+        names: The worker's tensors.
+        only: Tensors that take one rate only, as `only_rates` returns them.
+    """
     if lr is None:
         return None
     if not isinstance(lr, Mapping):
-        return as_rate("lr", lr)
+        rate = as_rate("lr", lr)
+        _check_only(dict.fromkeys(only, rate), only)
+        return rate
     if not lr.keys() <= names.keys():
         name = min(lr.keys() - names.keys())
         raise ConfigError(
@@ -150,4 +167,18 @@ def as_rates(lr: Rates, names: Mapping[str, Any]) -> Rates:
             got=f'"{name}"',
             advice=hint(name, names),
         )
-    return {name: as_rate("lr", rate) for name, rate in lr.items()}
+    rates = {name: as_rate("lr", rate) for name, rate in lr.items()}
+    _check_only(rates, only)
+    return rates
+
+
+def _check_only(rates: Mapping[str, float], only: Mapping[str, float]) -> None:
+    for name in rates.keys() & only.keys():
+        if rates[name] != only[name]:
+            raise ConfigError(
+                "the optimizer weighs its average by one rate for all steps",
+                tensor=name,
+                expected=f"lr={only[name]:g}",
+                got=f"{rates[name]:g}",
+                advice="leave lr= out, and use no schedule",
+            )

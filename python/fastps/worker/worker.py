@@ -31,6 +31,7 @@ from fastps.worker.arguments import (
     check_mode,
     check_note,
     check_shapes,
+    only_rates,
 )
 from fastps.worker.exchanges import Exchanges
 from fastps.worker.fetches import Fetches
@@ -162,6 +163,7 @@ class Worker:
         self.params: dict[str, Array] = {}
         self._names: list[str] = []
         self._lr: Rates = None
+        self._only_rates = only_rates(ps, params)
         self._steps = 0
         #: Samples of the steps since the last push.
         self._samples = 0.0
@@ -247,6 +249,7 @@ class Worker:
         if twice:
             raise ConfigError("the worker already has this tensor", tensor=twice[0], got="a second one")
         check_float32(self._ps, params)
+        self._only_rates |= only_rates(self._ps, params)
         self._watched.check()
         self._land()
         self._pushes.finish()
@@ -363,7 +366,7 @@ class Worker:
         """
         if not self.has_stepped and isinstance(values if grads is None else grads, Mapping):
             self.first_step({}, "fastps.worker_seed(base, ps)")
-        lr = as_rates(lr, self.params)
+        lr = as_rates(lr, self.params, self._only_rates)
         if note is not None:
             check_note(note)
         self._check_kind(grads, values, samples)
@@ -519,11 +522,11 @@ class Worker:
             )
         self._check_kind(grads, values, samples)
         if self._exchanges is not None:
-            self._begin_step_to(self._exchanges, values, samples, as_rates(lr, self.params))
+            self._begin_step_to(self._exchanges, values, samples, as_rates(lr, self.params, self._only_rates))
             return
         assert grads is not None
         self._check_may_push(grads)
-        lr = as_rates(lr, self.params)
+        lr = as_rates(lr, self.params, self._only_rates)
         self._watched.check()
         behind = self._samples + (samples or 0.0)
         self._pushes.weight = behind if behind and self._mode.weighs else None
