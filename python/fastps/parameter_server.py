@@ -16,7 +16,7 @@ import numpy as np
 
 from fastps import _fastps
 from fastps._fastps import ErrorFeedback, Receipt, Versions
-from fastps._shared.checks import invalid, number
+from fastps._shared.checks import invalid, number, words
 from fastps._shared.countdown import Countdown
 from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
 from fastps._shared.lost import warn_of
@@ -197,6 +197,11 @@ class ParameterServer:
         ['a', 'b', 'half', 'w']
         """
         values, rules = _to_register(name, array, optimizer)
+        for what, given in (("apply", apply), ("group", group)):
+            words(what, given)
+        for what, choice in (("dtype", dtype), ("rounding", rounding)):
+            if choice is not None:
+                words(what, choice)
         if seed is not None:
             seed = _seed(next(iter(values), ""), seed)
         if rounding == "nearest" and values:
@@ -322,7 +327,7 @@ class ParameterServer:
         _check_gradient(name, grad)
         settings = _PLAIN
         if any(setting is not None for setting in (codec, lr, scale, based_on, note, timeout)):
-            settings = _fastps.PushSettings(codec, lr, scale, based_on, timeout, note=note)
+            settings = _fastps.PushSettings(codec, lr, scale, based_on, timeout, note=as_note(note))
         if isinstance(name, str):
             return self._native.push(name, grad, settings)
         return Receipts(self._native.push(_gradients(name), None, settings))
@@ -357,7 +362,7 @@ class ParameterServer:
         2
         """
         _check_gradient(name, grad)
-        settings = _fastps.PushSettings(codec, lr, scale, based_on, timeout, note=note)
+        settings = _fastps.PushSettings(codec, lr, scale, based_on, timeout, note=as_note(note))
         if isinstance(name, str):
             return PushHandle(self._native.push_async({name: grad}, settings, True), name)
         return PushHandle(self._native.push_async(_gradients(name), settings, True), None)
@@ -397,7 +402,7 @@ class ParameterServer:
         (array([-0.5, -0.5], dtype=float32), 2, 2)
         """
         _check_gradient(name, grad)
-        settings = _fastps.PushSettings(codec, lr, scale, based_on, timeout, note=note)
+        settings = _fastps.PushSettings(codec, lr, scale, based_on, timeout, note=as_note(note))
         if isinstance(name, str):
             into = None if out is None else {name: out}
             values, receipts, versions = self._native.push_pull({name: grad}, into, settings)
@@ -714,7 +719,7 @@ class ParameterServer:
         ...     ps.pull("w")
         array([-1., -1.], dtype=float32)
         """
-        self._native.mark(name, timeout)
+        self._native.mark(words("name", name), timeout)
 
     def close(self, *, timeout: float | None = None) -> None:
         """Waits for pushes in progress and ends the session; raises errors of pushes that were not read.
@@ -908,7 +913,7 @@ def _checked_name(name: object) -> str:
     if not isinstance(name, str):
         order = "the name comes first: register(name, array, optimizer); or a mapping of names to arrays"
         raise ConfigError("invalid name", expected="a str", got=type(name).__name__, advice=order)
-    return name
+    return words("name", name)
 
 
 def _checked_optimizer(name: str, optimizer: object) -> Optimizer:
@@ -918,6 +923,11 @@ def _checked_optimizer(name: str, optimizer: object) -> Optimizer:
         got = "None" if optimizer is None else "a mapping"
         raise ConfigError("no optimizer", tensor=name, expected="an optimizer", got=got, advice=needed)
     return cast("Optimizer", optimizer)
+
+
+def as_note(note: object) -> str | None:
+    """Internal: the note of a push; raises `ConfigError` unless it is a str or None."""
+    return None if note is None else words("note", note)
 
 
 def _seed(name: str, seed: object) -> int:

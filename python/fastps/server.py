@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
 from fastps import _fastps
-from fastps._shared.checks import integer, integer_or_none, number
+from fastps._shared.checks import integer, integer_or_none, invalid, number, words
 from fastps._shared.files import warn_if_shared
 from fastps._shared.text import counted, table
 from fastps._shared.types import File
@@ -173,7 +173,7 @@ def serve(
         advertise,
         integer_or_none("memory_limit", memory_limit),
         number("lease", lease),
-        [refuse_worker] if isinstance(refuse_worker, str) else list(refuse_worker),
+        _names("refuse_worker", refuse_worker),
         local,
         insecure,
         tls_cert,
@@ -206,6 +206,14 @@ def serve(
             got=error.got,
             advice=f"{own!r} of this process uses it: stop() that, or use fastps.connect({error.got})",
         ) from None
+
+
+def _names(argument: str, names: object) -> list[str]:
+    """Names, one or several; raises `ConfigError` if one is no str."""
+    several = [names] if isinstance(names, str) else names
+    if not isinstance(several, Iterable):
+        raise invalid(argument, "a str, or several", names)
+    return [words(argument, name) for name in several]
 
 
 def _in_python(error: ConfigError) -> ConfigError:

@@ -211,6 +211,38 @@ def test_servers_that_go_away(leaving):
         np.testing.assert_array_equal(rest, grads[name], name)
 
 
+def test_what_is_no_text_is_named(ps):
+    w = np.zeros(3, np.float32)
+    half = fastps.SGD(lr=0.5)
+    ps.register("text", w, half)
+    calls = {
+        "apply": lambda bad: ps.register("new", w, half, apply=bad),
+        "group": lambda bad: ps.register("new", w, half, group=bad),
+        "dtype": lambda bad: ps.register("new", w, half, dtype=bad),
+        "rounding": lambda bad: ps.register("new", w, half, dtype="bfloat16", rounding=bad),
+        "name": ps.mark,
+        "note": lambda bad: ps.push("text", w, note=bad),
+        "refuse_worker": lambda bad: fastps.serve(refuse_worker=[bad]),
+    }
+    for argument, call in calls.items():
+        for bad in (3, np.float32, "\ud800"):
+            with (
+                case(argument, bad),
+                pytest.raises(fastps.ConfigError, match=f"invalid {argument}: expected a str"),
+            ):
+                call(bad)
+    with pytest.raises(fastps.ConfigError, match="invalid name: expected a str"):
+        ps.register("\ud800", w, half)
+    with pytest.raises(fastps.ConfigError, match="invalid refuse_worker: expected a str, or several"):
+        fastps.serve(refuse_worker=3)
+    with fastps.Worker(ps, {"text": w}, fastps.Async()) as worker:
+        for bad in (3, "\ud800"):
+            with pytest.raises(fastps.ConfigError, match="invalid note: expected a str"):
+                worker.step({"text": w}, note=bad)
+    assert ps.versions("text")["text"] == 1
+    assert "new" not in ps.names()
+
+
 def test_register_says_what_comes_where_and_what_is_missing(ps):
     w, sgd = f32(0, 0), fastps.SGD(lr=1.0)
     for arguments, text in (
