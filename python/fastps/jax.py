@@ -165,6 +165,7 @@ class Worker:
         samples: float | None = None,
         lr: float | Mapping[str, float] | None = None,
         loss: float | None = None,
+        note: str | None = None,
     ) -> None:
         """As `fastps.Worker.step`, with a pytree of gradients that were computed at `params`.
 
@@ -180,7 +181,7 @@ class Worker:
         if values is not None:
             try:
                 flat = flatten(values, self._prefix)
-                self._worker.step(grads, values=flat, samples=samples, lr=lr, loss=loss)
+                self._worker.step(grads, values=flat, samples=samples, lr=lr, loss=loss, note=note)
             finally:
                 self._show()
             return
@@ -196,7 +197,7 @@ class Worker:
                 stacklevel=2,
             )
         try:
-            self._worker.step(flat, samples=samples, lr=lr, loss=loss)
+            self._worker.step(flat, samples=samples, lr=lr, loss=loss, note=note)
         finally:
             self._show()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -81,6 +82,23 @@ def test_a_worker_is_the_worker_of_arrays(ps, mode):
             ours.flush()
             ours.load_state_dict(ours.state_dict())
             assert ours.stats()["steps"] == 40
+
+
+def test_a_step_has_the_note_of_its_caller(tmp_path: Path) -> None:
+    params = {"w": jnp.zeros(3)}
+    ones = {"w": jnp.ones(3)}
+    with (
+        fastps.serve(data_dir=tmp_path, keep_history=1 << 30) as server,
+        fastps.connect(server, ack="logged") as ps,
+    ):
+        fastps.jax.register(ps, params, fastps.SGD(lr=1.0))
+        with fastps.jax.Worker(ps, params, fastps.Async()) as worker:
+            worker.step(ones, note="batch 1")
+            worker.step(ones, note="batch 2")
+            with pytest.raises(fastps.ConfigError, match="note"):
+                worker.step(ones, note="x" * 65)
+    past = fastps.history(tmp_path)
+    assert [past.note(change) for change in past.changes[past.is_gradient]] == ["batch 1", "batch 2"]
 
 
 def test_parameters_that_were_handed_out_stay_as_they_are(store):
