@@ -1,6 +1,8 @@
 //! The commands as data: shells complete them, and the reference lists them.
 
-use crate::{ServeArgs, certs, checkpoint, config, fork, history, new_cluster, status, tensors, token, top};
+use crate::{
+    ServeArgs, certs, checkpoint, config, fork, history, new_cluster, owner, status, tensors, token, top,
+};
 use clap::{Arg, Command, CommandFactory};
 
 /// Names, each with its help.
@@ -33,6 +35,7 @@ fn parser(name: &str) -> Option<Command> {
         "fork" => fork::ForkArgs::command(),
         "history" => history::HistoryArgs::command(),
         "ls" => tensors::LsArgs::command(),
+        "owner" => owner::OwnerArgs::command(),
         "rewind" => history::RewindArgs::command(),
         "rm" => tensors::RmArgs::command(),
         "status" => status::StatusArgs::command(),

@@ -14,6 +14,7 @@ mod fork;
 mod history;
 mod log;
 mod new_cluster;
+mod owner;
 mod signals;
 mod status;
 mod systemd;
@@ -30,7 +31,9 @@ use fastps_server::{Role, Server, ServerConfig, TlsFiles, WebAddress};
 use fastps_transport::open_files;
 pub use history::{Recorded, Target, moment_of, recorded, rewind_to};
 use log::{Format, Log, last_line, noted};
+use signals::Signals;
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -141,6 +144,11 @@ struct ServeArgs {
     /// Where each snapshot is copied to.
     #[arg(long, value_name = "URL", env = "FASTPS_COPY_TO", help = COPY_TO)]
     copy_to: Option<String>,
+    /// Seconds after which another server may own a shard whose owner is silent. With it, exactly one of several
+    /// servers of a shard answers, by a record beside its copies in an S3 bucket; at its start a server waits
+    /// until the former owner has ended. Needs --copy-to.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, env = "FASTPS_OWNER_LEASE")]
+    owner_lease: Option<Duration>,
     /// Start even if durable data in the data directory cannot be read, and drop what is lost.
     #[arg(long)]
     accept_loss: bool,
@@ -238,7 +246,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
 }
 
 /// Commands in place of options.
-pub const COMMANDS: [&str; 12] = [
+pub const COMMANDS: [&str; 13] = [
     "certs",
     "checkpoint",
     "cluster",
@@ -246,6 +254,7 @@ pub const COMMANDS: [&str; 12] = [
     "fork",
     "history",
     "ls",
+    "owner",
     "rewind",
     "rm",
     "status",
@@ -263,6 +272,7 @@ pub fn run_command(command: &str, args: impl IntoIterator<Item = OsString>) -> i
         "fork" => fork::run(args),
         "history" => history::history(args),
         "ls" => tensors::ls(args),
+        "owner" => owner::run(args),
         "rewind" => history::rewind(args),
         "rm" => tensors::rm(args),
         "status" => status::run(args),
@@ -280,9 +290,9 @@ fn serve(args: ServeArgs, at_start: &AtStart, log: &Log) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io)?;
     runtime.block_on(async {
         // Before the server is reachable, so that no signal is missed.
-        let signals = signals::Signals::catch().map_err(io)?;
+        let mut signals = Signals::catch().map_err(io)?;
         let has_terminal = signals::has_terminal();
-        let server = Server::start(&ServerConfig {
+        let config = ServerConfig {
             listen: args.listen,
             listen_unix: args.listen_unix,
             shards: args.shards,
@@ -307,11 +317,16 @@ fn serve(args: ServeArgs, at_start: &AtStart, log: &Log) -> Result<()> {
             keep_for: args.keep_for,
             keep_history: args.keep_history.unwrap_or(0),
             copy_to: args.copy_to,
+            owner_lease: args.owner_lease,
             accept_loss: args.accept_loss,
             web: web_address(args.web),
             web_hosts: args.web_host,
             ..ServerConfig::default()
-        })?;
+        };
+        let Some(server) = start(config, &mut signals, has_terminal).await? else {
+            tracing::info!("stopped while waiting for its shards");
+            return Ok(());
+        };
         log.flush(); // warnings of the start come first
         announce(&server, args.log_format == Format::Json);
         systemd::tell("READY=1");
@@ -324,6 +339,21 @@ fn serve(args: ServeArgs, at_start: &AtStart, log: &Log) -> Result<()> {
         tracing::info!("stopping");
         server.stop(STOP_TIMEOUT)
     })
+}
+
+/// Starts the server. `None`: a signal came while it waited for the former owner of a shard, which may last.
+async fn start(config: ServerConfig, signals: &mut Signals, has_terminal: bool) -> Result<Option<Server>> {
+    if config.owner_lease.is_none() {
+        return Server::start(&config).map(Some);
+    }
+    let (done, started) = tokio::sync::oneshot::channel();
+    let failed = |error: &dyn Display| Error::new(Kind::Internal, format!("cannot start: {error}"));
+    let thread = std::thread::Builder::new().name("fastps-start".to_owned());
+    thread.spawn(move || drop(done.send(Server::start(&config)))).map_err(|error| failed(&error))?;
+    tokio::select! {
+        started = started => started.map_err(|error| failed(&error))?.map(Some),
+        () = signals.stop((!has_terminal).then_some(|| ())) => Ok(None),
+    }
 }
 
 /// Reads all files again that a server may read while it runs.

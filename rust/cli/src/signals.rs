@@ -22,7 +22,7 @@ impl Signals {
     }
 
     /// Waits for one that stops the process. SIGHUP calls `reload`; without it, it stops the process.
-    pub(crate) async fn stop(mut self, reload: Option<impl Fn()>) {
+    pub(crate) async fn stop(&mut self, reload: Option<impl Fn()>) {
         loop {
             let hung_up = async {
                 match &mut self.hangup {

@@ -11,8 +11,8 @@
 //! - `log`: writing and reading log segments
 //! - `snapshot`: writing and reading snapshots
 //! - `recovery`: from files to a shard
-//! - `journal`: the files of a running shard
 //! - `owner`: which server owns the shard, and the copies of its log in a bucket
+//! - `journal`: the files of a running shard
 //! - `tools`: data directories without a server
 //!
 //! Folders import only folders above them in this list; `log` and `snapshot` do not import each other.

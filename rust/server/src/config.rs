@@ -107,6 +107,9 @@ pub struct ServerConfig {
     pub keep_history: u64,
     /// Destination of copies of each snapshot, `s3://bucket/prefix` or `file:///folder`; `None`: no copies.
     pub copy_to: Option<String>,
+    /// The lease of each shard's owner, whose record lies with the copies: this server answers only while no other
+    /// one owns its shard. `None`: any server with a copy of the data answers.
+    pub owner_lease: Option<Duration>,
     /// Start even if durable data cannot be read, and drop what is lost.
     pub accept_loss: bool,
     /// Where the web listener is, which shows metrics, health and the state of the shards.
@@ -147,6 +150,7 @@ impl Default for ServerConfig {
             keep_for: Duration::ZERO,
             keep_history: 0,
             copy_to: None,
+            owner_lease: None,
             accept_loss: false,
             web: WebAddress::Off,
             web_hosts: Vec::new(),

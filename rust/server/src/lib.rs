@@ -21,6 +21,7 @@ pub mod json;
 mod listeners;
 mod machine_memory;
 mod measures;
+mod owner;
 mod persistence;
 pub mod server;
 mod web;

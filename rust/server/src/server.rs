@@ -5,6 +5,7 @@ mod thread;
 
 use crate::auth::reload::Reload;
 use crate::backup::copies::Copies;
+use crate::backup::owners::Owners;
 use crate::cluster::node::{Node, Phase};
 use crate::config::{Bound, ServerConfig};
 use crate::connection::recovering::RecoveryListener;
@@ -37,6 +38,7 @@ pub struct Server {
     threads: Mutex<Vec<JoinHandle<()>>>,
     snapshots: Mutex<Option<Snapshots>>,
     copies: Mutex<Option<Copies>>,
+    owners: Mutex<Option<Owners>>,
     web: Option<Web>,
     reload: Option<Reload>,
 }
@@ -52,6 +54,7 @@ impl Server {
         // What the settings alone can show to be wrong is refused before a port is taken or a file opened.
         let credentials = Credentials::load(config)?;
         let bucket = Copies::check(config)?;
+        Owners::check(config, bucket.as_ref())?;
         let (bound, cluster) = config.bind()?;
         let (memory, source) = config.memory();
         let addresses: Vec<_> = bound.iter().map(|shard| shard.address.clone()).collect();
@@ -67,6 +70,7 @@ impl Server {
         let recovering = RecoveryListener::open(&bound, &files, start.credentials.tls.as_ref())?;
         let (subject, web) = start.open_web(&bound, &files)?;
         let recovered = start.recover(&bound, &files)?;
+        let owners = start.claim(&bound, &files, &recovered, bucket.as_ref())?;
         drop(recovering);
 
         // No shard serves before all have their state and none has lost any: a client would act on half of it.
@@ -77,9 +81,21 @@ impl Server {
         subject.show(&nodes);
         let reload = Reload::start(&start.credentials.access, &start.credentials.tls_watch)?;
         start.list_in_audit(&addresses)?;
-        let (threads, snapshots, copies) =
-            (Mutex::new(threads), Mutex::new(Some(snapshots)), Mutex::new(copies));
-        Ok(Self { addresses, summary, sockets, nodes, phase, threads, snapshots, copies, web, reload })
+        let (threads, snapshots, copies, owners) =
+            (Mutex::new(threads), Mutex::new(Some(snapshots)), Mutex::new(copies), Mutex::new(owners));
+        Ok(Self {
+            addresses,
+            summary,
+            sockets,
+            nodes,
+            phase,
+            threads,
+            snapshots,
+            copies,
+            owners,
+            web,
+            reload,
+        })
     }
 
     /// The addresses of this process's shards, with their actual ports.
@@ -184,6 +200,10 @@ impl Server {
         let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(copies) = copies {
             copies.stop(deadline);
+        }
+        let owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(owners) = owners {
+            owners.release(deadline);
         }
         kept
     }

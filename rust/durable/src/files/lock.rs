@@ -56,6 +56,11 @@ impl Lock {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Device and inode of the locked file.
+    pub(crate) fn inode(&self) -> Option<(u64, u64)> {
+        self.held().as_ref().map(|held| held.inode)
+    }
+
     /// Fails if the locked file is no longer the one in the directory: another process may hold that one.
     pub(crate) fn check(&self) -> io::Result<()> {
         if fault("lock_not_retaken") {

@@ -9,6 +9,7 @@ use crate::frame::{self, Author, Origin, random_id};
 use crate::journal::snapshots::SnapshotReason;
 use crate::log::Log;
 use crate::log::segment::Segment;
+use crate::owner::LockedFile;
 use crate::recovery::growth::{Bounds, Growth};
 use crate::recovery::history::{FileId, Lineage, UsedFiles};
 use crate::recovery::moment::begins_empty;
@@ -24,6 +25,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+
+/// The system's identifier of the boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The log and snapshots of one shard.
 #[derive(Debug)]
@@ -90,6 +94,13 @@ impl Journal {
     /// Random number drawn when the journal was opened; written to each of its files.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    /// The locked file of the directory: no other process holds its lock.
+    pub fn locked_file(&self) -> Option<LockedFile> {
+        let (device, inode) = self.directory.lock().inode()?;
+        let boot = std::fs::read_to_string(BOOT_ID).ok()?.trim().to_owned();
+        Some(LockedFile { boot, device, inode })
     }
 
     fn files(&self) -> MutexGuard<'_, Option<JournalState>> {

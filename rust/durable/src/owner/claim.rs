@@ -69,6 +69,8 @@ pub struct Candidate {
     pub address: String,
     /// The number that the server drew at its start.
     pub incarnation: u64,
+    /// When it started, in seconds since 1970, for people.
+    pub since: u64,
     /// The file whose lock it holds.
     pub locked: Option<LockedFile>,
     /// The term that `latest` names, or 0: a record that somebody has removed comes back with a later one.
@@ -293,7 +295,8 @@ impl<V: Clone + PartialEq> Claim<V> {
 
     /// The record that takes over from another.
     fn taken(&self, before: Option<&Record>) -> Record {
-        let Candidate { cluster, shard, address, incarnation, locked, least_term } = self.candidate.clone();
+        let Candidate { cluster, shard, address, incarnation, since, locked, least_term } =
+            self.candidate.clone();
         Record {
             format: Record::format(),
             cluster: before.map(|record| record.cluster).or(cluster).unwrap_or_default(),
@@ -302,6 +305,7 @@ impl<V: Clone + PartialEq> Claim<V> {
             stage: Stage::Recovering,
             address,
             incarnation,
+            since,
             locked,
             lease_ms: self.timing.lease.as_millis() as u64,
             nonce: 0,
@@ -497,7 +501,8 @@ mod tests {
     fn claim(cluster: Option<u64>, incarnation: u64) -> Claim<u64> {
         let locked = Some(LockedFile { boot: "b".to_owned(), device: 9, inode: incarnation });
         let address = format!("host-{incarnation}:7070");
-        let candidate = Candidate { cluster, shard: 2, address, incarnation, locked, least_term: 0 };
+        let candidate =
+            Candidate { cluster, shard: 2, address, incarnation, since: 0, locked, least_term: 0 };
         Claim::new(candidate, Timing::new(seconds(64)))
     }
 

@@ -286,7 +286,8 @@ impl Model {
         let inode = if self.keeps(Rule::VeryLock) { server } else { 0 };
         let locked = Some(LockedFile { boot: String::new(), device: 0, inode });
         let address = String::new();
-        let candidate = Candidate { cluster: Some(1), shard: 0, address, incarnation, locked, least_term: 0 };
+        let (cluster, since) = (Some(1), 0);
+        let candidate = Candidate { cluster, shard: 0, address, incarnation, since, locked, least_term: 0 };
         Claim::new(candidate, Timing { lease: LEASE, drift: TICK })
     }
 

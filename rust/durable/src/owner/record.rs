@@ -90,6 +90,9 @@ pub struct Record {
     pub address: String,
     /// The owner's incarnation, which it draws at its start.
     pub incarnation: u64,
+    /// When it took the shard by its own clock, in seconds since 1970, for people.
+    #[serde(default)]
+    pub since: u64,
     /// The file whose lock it holds, if it has a data directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub locked: Option<LockedFile>,
@@ -180,6 +183,7 @@ pub(super) fn sample() -> Record {
         stage: Stage::Open,
         address: "host-a:7070".to_owned(),
         incarnation: u64::MAX,
+        since: 1_700_000_000,
         locked: Some(LockedFile { boot: "b".to_owned(), device: 1, inode: 2 }),
         lease_ms: 60_000,
         nonce: 9,

@@ -129,7 +129,10 @@ async fn copy(bucket: &Bucket, keep: Keep, shard: &mut Shard) {
 async fn copy_one(bucket: &Bucket, keep: Keep, shard: &Shard, held: Result<Held>) {
     let begin = Instant::now();
     let copied = match held {
-        Ok(held) => upload(bucket, &shard.directory, held, keep).await,
+        Ok(held) => {
+            let term = shard.node.files.owner().map_or(0, |owner| owner.term());
+            upload(bucket, &shard.directory, held, keep, term).await
+        }
         Err(error) => Err(error),
     };
     let is_news = shard.node.files.count_copy(copied.as_ref().ok().map(|copied| copied.number));

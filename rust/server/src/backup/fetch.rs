@@ -68,7 +68,7 @@ pub struct Got {
 }
 
 /// The shards that a bucket has folders of, ascending.
-async fn shards(bucket: &Bucket) -> Result<Vec<u32>> {
+pub(super) async fn shards(bucket: &Bucket) -> Result<Vec<u32>> {
     let listed = bucket.store.list_with_delimiter(Some(&bucket.prefix)).await;
     let listed = listed.map_err(|error| bucket.failed("list", &bucket.prefix, &error))?;
     let shard = |place: &Path| place.filename()?.strip_prefix("shard-")?.parse().ok();
@@ -83,7 +83,7 @@ async fn shards(bucket: &Bucket) -> Result<Vec<u32>> {
     Ok(shards)
 }
 
-async fn described(bucket: &Bucket, folder: &Path) -> Result<Described> {
+pub(super) async fn described(bucket: &Bucket, folder: &Path) -> Result<Described> {
     let place = folder.clone().join(MANIFEST_NAME);
     match bucket.read(&place, MAX_MANIFEST_BYTES).await? {
         Some((text, _)) => Described::parse(text, &bucket.name(&place)),
@@ -325,7 +325,7 @@ fn missing(bucket: &Bucket, shard: u32) -> Error {
 async fn fetch_copy(bucket: &Bucket, named: &Latest, fetched: &mut Fetched) -> Result<Got> {
     let folder = bucket.shard(named.shard).join(named.folder.as_str());
     let described = described(bucket, &folder).await?;
-    if described.latest(&named.folder) != *named {
+    if !named.names(&described) {
         let message =
             format!("{} is not the manifest that latest names", bucket.name(&folder.join(MANIFEST_NAME)));
         return Err(Error::new(Kind::Internal, message));

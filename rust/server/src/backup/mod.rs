@@ -3,6 +3,7 @@
 pub(crate) mod bucket;
 pub(crate) mod copies;
 mod fetch;
+pub(crate) mod owners;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
@@ -10,4 +11,5 @@ mod upload;
 
 pub use bucket::{Bucket, is_url};
 pub use fetch::{Got, Stored, Verified, Which, fetch, list, verify};
+pub use owners::{Owned, owners};
 pub use upload::{Uploaded, upload_all};

@@ -111,7 +111,7 @@ fn block<T>(work: impl Future<Output = T>) -> T {
 }
 
 fn send(bucket: &Bucket, directory: &FilePath) -> Result<Uploaded> {
-    block(upload(bucket, directory, Held::newest(directory)?.unwrap(), KEEP))
+    block(upload(bucket, directory, Held::newest(directory)?.unwrap(), KEEP, 0))
 }
 
 fn names(bucket: &Bucket) -> Vec<String> {
@@ -249,7 +249,7 @@ fn who_comes_second_to_swap_loses_and_leaves_nothing() {
         // Both have seen an empty bucket.
         let [first, second] = homes
             .each_ref()
-            .map(|home| upload(&bucket, &home.path, Held::newest(&home.path).unwrap().unwrap(), KEEP));
+            .map(|home| upload(&bucket, &home.path, Held::newest(&home.path).unwrap().unwrap(), KEEP, 0));
         let (first, second) = block(async { tokio::join!(first, second) });
         let lost: Vec<_> = [first, second].into_iter().filter_map(Result::err).collect();
         assert_eq!(lost.len(), 1, "{lost:?}");
@@ -267,6 +267,36 @@ fn who_comes_second_to_swap_loses_and_leaves_nothing() {
 }
 
 #[test]
+fn a_copy_of_a_newer_term_is_never_replaced_by_an_older_one() {
+    let folder = Folder::new();
+    let bucket = Bucket::of(Arc::new(InMemory::new()));
+    let homes = ["a", "b"].map(|name| Home::new(&folder.0.join(name), 0, 1));
+    let send_in = |home: &Home, term| {
+        home.snapshot();
+        block(upload(&bucket, &home.path, Held::newest(&home.path)?.unwrap(), KEEP, term))
+    };
+    let term = || block(bucket.latest(0)).unwrap().unwrap().0.term;
+    send_in(&homes[0], 0).unwrap();
+    assert_eq!(term(), 0);
+    // The owner need not have copied what is there.
+    for (home, newer) in [(0, 2), (1, 3), (1, 3)] {
+        send_in(&homes[home], newer).unwrap();
+        assert_eq!(term(), newer);
+    }
+    for older in [0, 2] {
+        refused(send_in(&homes[0], older), "a later owner of the shard");
+    }
+    assert_eq!(term(), 3);
+    // Versions of fastps that know no terms refuse the format.
+    let (latest, _) = block(bucket.latest(0)).unwrap().unwrap();
+    assert_eq!(latest.format, 3);
+    assert_eq!(
+        fetch(&bucket, Which::Newest, &folder.0.join("fetched")).unwrap()[0].number,
+        latest.generation
+    );
+}
+
+#[test]
 fn an_upload_that_ends_half_way_changes_nothing() {
     let store = Arc::new(InMemory::new());
     let folder = Folder::new();
@@ -280,8 +310,9 @@ fn an_upload_that_ends_half_way_changes_nothing() {
     let slow = Bucket::of(Arc::new(ThrottledStore::new(store, config)));
     for steps in 1..5 {
         let held = Held::newest(&home.path).unwrap().unwrap();
-        let cut =
-            block(async { tokio::time::timeout(pause * steps, upload(&slow, &home.path, held, KEEP)).await });
+        let cut = block(async {
+            tokio::time::timeout(pause * steps, upload(&slow, &home.path, held, KEEP, 0)).await
+        });
         if cut.is_ok() {
             break;
         }
@@ -370,7 +401,7 @@ fn a_cut_is_fetched_that_all_shards_have() {
     let all = Keep { count: 9, ..KEEP };
     let copy = |home: &Home| {
         let held = Held::newest(&home.path).unwrap().unwrap();
-        block(upload(&bucket, &home.path, held, all)).unwrap();
+        block(upload(&bucket, &home.path, held, all, 0)).unwrap();
     };
     let target = folder.0.join("fetched");
     for home in &homes {

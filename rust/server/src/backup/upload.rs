@@ -47,12 +47,14 @@ pub struct Uploaded {
     pub left: Option<Error>,
 }
 
-/// Copies a snapshot of the shard whose directory this is.
+/// Copies a snapshot of the shard whose directory this is, which a server owns in this term; 0: without an
+/// owner's lease.
 pub(crate) async fn upload(
     bucket: &Bucket,
     directory: &FilePath,
     held: Held,
     keep: Keep,
+    term: u64,
 ) -> Result<Uploaded> {
     let described = &held.described;
     let ((shard, _), number) = (described.shard(), described.number());
@@ -74,19 +76,23 @@ pub(crate) async fn upload(
     };
     let mut before = None;
     if let Some((found, version)) = bucket.latest(shard).await? {
+        if found.term > term {
+            return Err(newer_term(bucket, term, &found));
+        }
         let ours = copy::copied(directory)?.contains(&found.folder);
         // A directory uses each number once.
         if ours && found.generation == number {
             return Ok(uploaded(&found.folder, true));
         }
-        if !ours || found.generation > number {
+        // The owner continues from whatever it was started with.
+        if term == 0 && (!ours || found.generation > number) {
             return Err(conflict(bucket, &described.latest(""), &found));
         }
         before = Some(version);
     }
     let folder = copy::new_folder(number)?;
     let to = home.clone().join(folder.as_str());
-    let latest = described.latest(&folder);
+    let latest = described.latest(&folder).in_term(term);
     for (part, file) in &held.files {
         send(bucket, &to, *part, file, &held.path).await?;
     }
@@ -113,6 +119,18 @@ pub(crate) async fn upload(
     }
     let left = prune(bucket, &latest, keep).await.err();
     Ok(Uploaded { left, ..uploaded(&folder, false) })
+}
+
+/// Refusal to overwrite copies of a later owner.
+fn newer_term(bucket: &Bucket, term: u64, found: &Latest) -> Error {
+    let place = bucket.name(&bucket.shard(found.shard));
+    let message = format!(
+        "{place} belongs to a later owner of the shard; nothing there is written over. Start with --owner-lease, or \
+         choose another URL"
+    );
+    Error::new(Kind::Config, message)
+        .shard(found.shard)
+        .expected(format!("at most term {term}"), format!("term {}", found.term))
 }
 
 /// Refusal to overwrite copies that are newer, or another server's.
@@ -259,6 +277,11 @@ pub(super) async fn folders(
     Ok(folders)
 }
 
+/// The term in which a server opened a directory last; 0: none with an owner's lease has.
+fn term_of(directory: &FilePath) -> Result<u64> {
+    Ok(copy::served(directory)?.unwrap_or(0))
+}
+
 /// Copies the newest whole snapshot of each shard of a data directory that no server uses.
 pub fn upload_all(data_dir: &FilePath, bucket: &Bucket, keep: usize) -> Result<Vec<Uploaded>> {
     let keep = Keep { count: keep, younger: Duration::ZERO };
@@ -271,7 +294,11 @@ pub fn upload_all(data_dir: &FilePath, bucket: &Bucket, keep: usize) -> Result<V
                 let message = format!("{} has no snapshot yet", directory.display());
                 return Err(Error::new(Kind::Config, message).shard(shard));
             };
-            uploaded.push(upload(bucket, &directory, held, keep).await.map_err(|error| error.shard(shard))?);
+            uploaded.push(
+                upload(bucket, &directory, held, keep, term_of(&directory)?)
+                    .await
+                    .map_err(|error| error.shard(shard))?,
+            );
         }
         Ok(uploaded)
     })

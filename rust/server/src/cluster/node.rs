@@ -156,8 +156,19 @@ impl Node {
             .expected(format!("shard 0 at {first}"), format!("shard {}", self.index()))
     }
 
-    /// Fails while the server shuts down, and if the shard has lost slices.
+    /// Fails if another server may own the shard.
+    pub(crate) fn check_owner(&self) -> Result<()> {
+        self.files.owner().map_or(Ok(()), |owner| owner.check())
+    }
+
+    /// Names the shard in an error, if this server owns it: clients take who names it for the shard.
+    pub(crate) fn sign(&self, error: Error) -> Error {
+        if self.check_owner().is_ok() { error.shard(self.index()) } else { error }
+    }
+
+    /// Fails while the server shuts down, if another may own the shard, and if the shard has lost slices.
     pub(crate) fn check_serving(&self) -> Result<()> {
+        self.check_owner()?;
         if *self.phase.borrow() == Phase::Serving {
             return self.membership.check();
         }
@@ -274,6 +285,10 @@ impl Node {
     /// Ends expired leases.
     pub(crate) fn sweep(&self, period: Duration) {
         self.swept.store(true, Ordering::Relaxed);
+        if self.check_owner().is_err() {
+            // Clients are refused: they get that time once they are heard again.
+            return;
+        }
         let now = Instant::now();
         for over in self.sessions.sweep(now, period) {
             let (session, name) = (over.number, &over.name);

@@ -43,7 +43,7 @@ fn take_budget(node: &Node, at_rest: u64) -> Result<Arc<MemoryBudget>> {
             .expected(format!("at most {MAX_CONNECTIONS}"), "one more")
             .retry_after_ms(1000))
     };
-    budget.map_err(|error| error.shard(node.index()))
+    budget.map_err(|error| node.sign(error))
 }
 
 /// Accepts connections until the server stops. Waits after a failed accept (a departed peer), and refuses
@@ -162,14 +162,14 @@ impl Opening {
                 ConnectionCounters::count(&node.counters.refused);
                 tracing::warn!(shard = node.index(), %error, "a client's certificate is refused");
                 node.security.access.refused_by_tls(io.peer_address(), &error);
-                reject(io, &error.shard(node.index())).await;
+                reject(io, &node.sign(error)).await;
                 return None;
             }
         };
         let at_rest =
             AT_REST_BYTES + if matches!(io, Socket::Tls(_)) { tls::TLS_CONNECTION_BYTES } else { 0 };
         let taken = match refusal {
-            Some(error) => Err(error.shard(node.index())),
+            Some(error) => Err(node.sign(error)),
             None => take_budget(&node, at_rest),
         };
         let budget = match taken {

@@ -180,10 +180,21 @@ impl Connection {
         {
             let shard = self.node.index();
             tracing::info!(shard, %reason, "a connection is ended");
-            let reason = reason.clone().shard(shard);
+            let reason = self.node.sign(reason.clone());
             self.farewell = Some(Farewell::new(&reason, self.allowance.is_between_frames()));
         }
         self.farewell.is_some()
+    }
+
+    /// Ends the connection if what it is about to send may contain answers of the shard's owner, and another
+    /// server may own the shard by now. The clock is read here, after all that an answer relies on.
+    fn check_owner(&self) {
+        if let Some(owner) = self.node.files.owner()
+            && self.peer.is_answered()
+            && let Err(refusal) = owner.check()
+        {
+            self.peer.ending.end(refusal);
+        }
     }
 
     /// Counts `written` of these bytes as sent.
@@ -345,6 +356,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.check_owner();
         if self.is_over(cx) {
             // Nothing is sent after the GOAWAY.
             return Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()));

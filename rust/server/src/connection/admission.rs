@@ -71,6 +71,6 @@ where
 
 impl<S> Admission<S> {
     fn refusal(&self, error: Error) -> Response<Body> {
-        convert::status(&error.shard(self.node.index())).into_http()
+        convert::status(&self.node.sign(error)).into_http()
     }
 }

@@ -133,7 +133,7 @@ async fn exchange(
             let stream = Exchange::open(&node, peer, shared.clone(), &metadata)?;
             Ok((stream, shared, arrivals))
         });
-        opened.map_err(|error| convert::status(&error.shard(node.index())))
+        opened.map_err(|error| convert::status(&node.sign(error)))
     } else {
         Err(Status::unimplemented(format!("a native connection serves only {EXCHANGE_PATH}, not {path}")))
     };

@@ -20,7 +20,7 @@ const INADEQUATE_SECURITY: u32 = 0xc;
 /// The code of a GOAWAY with this reason.
 fn code(reason: &Error) -> u32 {
     match reason.kind {
-        Kind::Deadline => NO_ERROR,
+        Kind::Deadline | Kind::Unavailable => NO_ERROR,
         Kind::Capacity => ENHANCE_YOUR_CALM,
         _ => INADEQUATE_SECURITY,
     }

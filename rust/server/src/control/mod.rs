@@ -47,6 +47,8 @@ pub(crate) struct ControlService {
 
 /// Conditions of a call.
 enum Conditions {
+    /// Tells how this server is, also one that does not own its shard.
+    Report,
     /// Works while the server drains, too.
     Look,
     /// Changes something.
@@ -124,11 +126,16 @@ impl ControlService {
         let caller = meant.and_then(|()| self.caller(&request));
         let message = request.into_inner();
         let allowed = caller.and_then(|caller| {
+            if !matches!(conditions, Conditions::Report) {
+                self.node.check_owner()?;
+                // Should another server own the shard when the answer leaves, the connection is ended instead.
+                caller.peer.note_answered();
+            }
             if !Q::IS_HELLO {
                 self.node.sessions.check(message.client(), caller.proof())?;
             }
             match conditions {
-                Conditions::Look => {}
+                Conditions::Report | Conditions::Look => {}
                 Conditions::Change | Conditions::Lasting => self.node.check_serving()?,
                 Conditions::Step | Conditions::Opening => {
                     self.node.check_serving().and_then(|()| self.node.files.check_steps())?;
@@ -147,13 +154,14 @@ impl ControlService {
                 let durable = self.node.files.durable_to(self.node.files.steps()).await;
                 answer = durable.and(answer);
             }
-            Conditions::Look
+            Conditions::Report
+            | Conditions::Look
             | Conditions::Change
             | Conditions::Lasting
             | Conditions::Step
             | Conditions::Opening => {}
         }
-        answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
+        answer.map(Response::new).map_err(|error| convert::status(&self.node.sign(error)))
     }
 
     /// Asks shard 0 for facts that the call needs, if the caller may make it.
@@ -183,7 +191,7 @@ impl ControlService {
         let until = Instant::now() + Duration::from_millis(wait_ms.into()).min(MAX_WORKER_WAIT);
         loop {
             let ready = self.node.shard.goes_on_without(group, slice, client, base_version);
-            let ready = ready.map_err(|error| convert::status(&error.shard(self.node.index())))?;
+            let ready = ready.map_err(|error| convert::status(&self.node.sign(error)))?;
             if ready || Instant::now() >= until {
                 return Ok(Response::new(pb::AdvanceResponse { ready, ..Default::default() }));
             }
@@ -196,7 +204,7 @@ impl ControlService {
     async fn once_durable<A>(&self, answer: Response<(A, u64)>) -> Result<Response<A>, Status> {
         let (answer, position) = answer.into_inner();
         let durable = self.node.files.durable_to(position).await;
-        let failed = |error: Error| convert::status(&error.shard(self.node.index()));
+        let failed = |error: Error| convert::status(&self.node.sign(error));
         durable.map(|()| Response::new(answer)).map_err(failed)
     }
 }
@@ -335,7 +343,7 @@ impl Control for ControlService {
             }
             Err(_) => Ok(None),
         };
-        let clocks = clocks.map_err(|error| convert::status(&error.shard(self.node.index())))?;
+        let clocks = clocks.map_err(|error| convert::status(&self.node.sign(error)))?;
         Ok(Response::new(if let Some(Clocks { slowest, leads }) = clocks {
             pb::AdvanceResponse { ready: true, slowest, leads, behind: Vec::new() }
         } else {
@@ -345,7 +353,7 @@ impl Control for ControlService {
     }
 
     async fn stats(&self, request: Request<pb::StatsRequest>) -> Result<Response<pb::StatsResponse>, Status> {
-        self.call(request, Conditions::Look, |node, by, m| {
+        self.call(request, Conditions::Report, |node, by, m| {
             let scope = &by.principal.scope;
             // A limited principal sees its own sessions only.
             let of = by.principal.name.as_ref().filter(|_| !scope.is_everything());
@@ -379,7 +387,7 @@ impl Control for ControlService {
     ) -> Result<Response<pb::PortionResponse>, Status> {
         let asked = self.call(request, Conditions::Change, portions::ask).await?.into_inner();
         let answer = portions::answer(&self.node, asked).await.map(convert::given_to_wire);
-        answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
+        answer.map(Response::new).map_err(|error| convert::status(&self.node.sign(error)))
     }
 
     async fn open_space(
@@ -423,7 +431,7 @@ impl Control for ControlService {
     async fn batch(&self, request: Request<pb::BatchRequest>) -> Result<Response<pb::BatchResponse>, Status> {
         let asked = self.call(request, Conditions::Change, batches::ask_batch).await?.into_inner();
         let answer = batches::answer_batch(&self.node, asked).await;
-        answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
+        answer.map(Response::new).map_err(|error| convert::status(&self.node.sign(error)))
     }
 
     async fn batch_portion(
@@ -432,7 +440,7 @@ impl Control for ControlService {
     ) -> Result<Response<pb::BatchPortionResponse>, Status> {
         let asked = self.call(request, Conditions::Change, batches::ask_portion).await?.into_inner();
         let answer = batches::answer_portion(&self.node, asked).await;
-        answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
+        answer.map(Response::new).map_err(|error| convert::status(&self.node.sign(error)))
     }
 
     async fn checkpoint(
@@ -455,7 +463,7 @@ impl Control for ControlService {
             bytes: summary.bytes,
             slices: summary.slices,
         });
-        answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
+        answer.map(Response::new).map_err(|error| convert::status(&self.node.sign(error)))
     }
 
     async fn hold(&self, request: Request<pb::HoldRequest>) -> Result<Response<pb::HoldResponse>, Status> {

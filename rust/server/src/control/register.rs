@@ -254,7 +254,7 @@ fn reserve_one(
 
 /// The refusal of one of several reservations.
 fn refused(node: &Node, reservation: u64, error: Error) -> pb::RefusedReservation {
-    let refusal = Some(convert::refusal(&error.shard(node.index())));
+    let refusal = Some(convert::refusal(&node.sign(error)));
     pb::RefusedReservation { reservation, refusal }
 }
 

@@ -56,10 +56,10 @@ impl Data for DataService {
     ) -> Result<tonic::Response<Self::ExchangeStream>, Status> {
         let peer = Peer::of(&request)?;
         let shared = StreamState::new(self.node.shard.meter(), &peer.budget, false)
-            .map_err(|error| convert::status(&error.shard(self.node.index())))?;
+            .map_err(|error| convert::status(&self.node.sign(error)))?;
         let (measures, medium) = (self.node.measures.clone(), peer.medium);
         let stream = Exchange::open(&self.node, peer, shared.clone(), request.metadata());
-        let stream = stream.map_err(|error| convert::status(&error.shard(self.node.index())))?;
+        let stream = stream.map_err(|error| convert::status(&self.node.sign(error)))?;
         let (answers, queue) = channel(MAX_OWED_ANSWERS);
         let frames = FrameSource::Foreign(Box::new(request.into_inner()));
         tokio::spawn(async move { stream.serve(frames, answers).await });
@@ -240,6 +240,7 @@ impl Exchange {
     fn admit<'a>(&self, frame: &'a pb::Frame, now: Instant) -> Result<(Request<'a>, bool)> {
         let node = &self.node;
         node.check_serving()?;
+        self.caller.peer.note_answered();
         let request = convert::request_from_frame(frame)?;
         let client = request.route.client;
         let kind = frame.header.as_ref().map_or(pb::Kind::Unspecified, pb::Header::kind);
@@ -404,7 +405,7 @@ impl Exchange {
                 Err(error) if applied.is_none() => return self.refuse(slot, tag, error),
                 // The push was applied, so its answer may not be a refusal.
                 Err(error) if begin.get_or_insert_with(Instant::now).elapsed() >= READER_TIMEOUT => {
-                    slot.send(Err(convert::status(&error.shard(self.node.index()))));
+                    slot.send(Err(convert::status(&self.node.sign(error))));
                     return;
                 }
                 Err(_) => tokio::time::sleep(READER_CHECK_INTERVAL).await,
@@ -427,6 +428,6 @@ impl Exchange {
 
     fn refuse(&self, slot: AnswerSlot, tag: u64, error: Error) {
         self.node.measures.refused(error.kind);
-        slot.send_now(Ok(owed(convert::refused(tag, &error.shard(self.node.index())))));
+        slot.send_now(Ok(owed(convert::refused(tag, &self.node.sign(error)))));
     }
 }

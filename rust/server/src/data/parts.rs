@@ -248,7 +248,7 @@ impl Exchange {
         };
         let all: Vec<_> = parts.iter().collect();
         let version = |slice: Result<Arc<Slice>>| {
-            let slice = slice.map_err(|error| error.shard(self.node.index()))?;
+            let slice = slice.map_err(|error| self.node.sign(error))?;
             let (version, own) = slice.version(route.client);
             Ok(SliceVersion { slice: slice.id(), version, own })
         };

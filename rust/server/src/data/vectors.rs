@@ -52,7 +52,7 @@ impl Exchange {
             // If the program ends a sum, its record holds the values.
             self.node.files.wait_for_space().await;
             let ran = self.run_on(slice, (route, run), &program, begin).await;
-            outcomes.push(ran.map_err(|error| error.shard(self.node.index())));
+            outcomes.push(ran.map_err(|error| self.node.sign(error)));
             tokio::task::yield_now().await;
         }
         let mut answer = convert::scalars(tag, &outcomes);
@@ -62,7 +62,7 @@ impl Exchange {
 
     /// Answers every slice of a program with the same refusal.
     fn refuse_program(&self, tag: u64, run: Run<'_>, error: Error, slot: AnswerSlot) {
-        let refused = vec![Err(error.shard(self.node.index())); run.len()];
+        let refused = vec![Err(self.node.sign(error)); run.len()];
         slot.send(Ok(owed(convert::scalars(tag, &refused))));
     }
 

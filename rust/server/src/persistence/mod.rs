@@ -10,6 +10,7 @@ mod trouble;
 
 use crate::config::ServerConfig;
 use crate::human::{now, size};
+use crate::owner::Ownership;
 use crate::persistence::deferral::Deferral;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
@@ -44,6 +45,8 @@ struct Kept {
     snapshots: Made,
     /// Counts of copies, if snapshots are copied.
     copies: Option<Made>,
+    /// Whether this server owns its shard, if that is asked.
+    owner: Option<Arc<Ownership>>,
     /// Number of snapshots being written or waiting for another one.
     writing: AtomicU64,
     deferral: Deferral,
@@ -132,16 +135,25 @@ impl Files {
         let (steps, snapshots, writing) = (AtomicU64::new(0), Made::none(), AtomicU64::new(0));
         let deferral = Deferral::none();
         let every = config.snapshot_every;
-        Ok(Self(Some(Arc::new(Kept { journal, steps, snapshots, copies, writing, deferral, every }))))
+        let owner = config.owner_lease.map(|_| Arc::new(Ownership::new()));
+        let kept = Kept { journal, steps, snapshots, copies, owner, writing, deferral, every };
+        Ok(Self(Some(Arc::new(kept))))
     }
 
     pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
         self.0.as_ref().map(|kept| &kept.journal)
     }
 
+    /// Whether this server owns its shard; `None`: with a copy of the data, any server does.
+    pub(crate) fn owner(&self) -> Option<&Arc<Ownership>> {
+        self.0.as_ref()?.owner.as_ref()
+    }
+
     /// The counters; empty without a data directory.
     pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
-        let Some(Kept { journal, snapshots, copies, .. }) = self.0.as_deref() else { return Vec::new() };
+        let Some(Kept { journal, snapshots, copies, owner, .. }) = self.0.as_deref() else {
+            return Vec::new();
+        };
         let [newest, age, failed] = snapshots.counts();
         let mut counters = vec![
             ("log_pending", journal.pending()),
@@ -157,6 +169,9 @@ impl Files {
         if let Some(copies) = copies {
             let [newest, age, failed] = copies.counts();
             counters.extend([("copy", newest), ("copy_age_s", age), ("copies_failed", failed)]);
+        }
+        if let Some(owner) = owner {
+            counters.extend([("owner_term", owner.term()), ("owner_lease_left_ms", owner.left_ms())]);
         }
         counters
     }

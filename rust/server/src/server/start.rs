@@ -6,6 +6,8 @@ use crate::auth::audit::Audit;
 use crate::auth::budget::Budgets;
 use crate::auth::peer::unauthenticated::Unauthenticated;
 use crate::auth::tls_watch::TlsWatch;
+use crate::backup::Bucket;
+use crate::backup::owners::{Claiming, Owners};
 use crate::cluster::loss;
 use crate::cluster::map::Map;
 use crate::cluster::membership::{Membership, Standing};
@@ -23,7 +25,7 @@ use fastps_core::error::Result;
 use fastps_core::isa::Isa;
 use fastps_core::portions::Portions;
 use fastps_core::shard::{Exposed, Shard, ShardConfig};
-use fastps_durable::{Catalog, Member};
+use fastps_durable::{Catalog, Member, shard_folder};
 use fastps_transport::bearer::Bearer;
 use fastps_transport::memory_budget::WorkerRoom;
 use fastps_transport::tls::ServerTls;
@@ -107,6 +109,37 @@ impl Start<'_> {
             Ok((files.recover(&core)?, core))
         };
         bound.iter().zip(files).map(recover).collect()
+    }
+
+    /// Claims the shards, if servers of this cluster do: waits until this one owns all of them.
+    pub(super) fn claim(
+        &self,
+        bound: &[Bound],
+        files: &[Files],
+        recovered: &[(Catalog, Shard)],
+        bucket: Option<&Bucket>,
+    ) -> Result<Option<Owners>> {
+        let (Some(bucket), Some(lease), Some(data_dir)) =
+            (bucket, self.config.owner_lease, &self.config.data_dir)
+        else {
+            return Ok(None);
+        };
+        let claiming = |((shard, files), (catalog, _)): ((&Bound, &Files), &(Catalog, Shard))| {
+            let (owner, journal) = (files.owner()?.clone(), files.journal()?);
+            let incarnation = journal.incarnation();
+            let known = membership(shard.index, incarnation, catalog.cluster_id, false).id();
+            Some(Claiming {
+                owner,
+                shard: shard.index,
+                directory: shard_folder(data_dir, shard.index),
+                cluster: (known != 0).then_some(known),
+                address: shard.address.clone(),
+                incarnation,
+                locked: journal.locked_file(),
+            })
+        };
+        let shards = bound.iter().zip(files).zip(recovered).filter_map(claiming).collect();
+        Owners::claim(bucket, lease, self.config.accept_loss, shards).map(Some)
     }
 
     /// The shards with their surroundings. Fails if one has lost slices.

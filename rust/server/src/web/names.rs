@@ -159,6 +159,13 @@ pub(super) const SHARD: &[Metric] = &[
     ),
     metric("copy", "copy", Gauge, "Number of the last snapshot copied; 0: none since the start"),
     metric("copies_failed", "copies_failed", Counter, "Failed attempts to copy a snapshot"),
+    metric("owner_term", "owner_term", Gauge, "Term in which the server owns its shard; 0: it does not"),
+    metric(
+        "owner_lease_left_ms",
+        "owner_lease_left_ms",
+        Gauge,
+        "Milliseconds until the server stops answering, unless it renews its lease",
+    ),
     metric("tensors", "tensors", Gauge, "Tensors in the map; shard 0 only"),
     metric("registrations", "registrations", Gauge, "Registrations in progress; shard 0 only"),
     metric("bytes_placed", "placed_bytes", Gauge, "Bytes placed on all shards; shard 0 only"),

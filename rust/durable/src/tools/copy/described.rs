@@ -91,6 +91,15 @@ impl Described {
     pub fn latest(&self, folder: &str) -> Latest {
         let Manifest { format, id, shard, shards, generation, .. } = self.manifest;
         let (directory, folder) = (format!("{id:016x}"), folder.to_owned());
-        Latest { format, directory, shard, shards, generation, folder, manifest_crc32c: self.crc32c() }
+        Latest {
+            format,
+            directory,
+            shard,
+            shards,
+            generation,
+            folder,
+            manifest_crc32c: self.crc32c(),
+            term: 0,
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! The `latest` file, which names the newest copy of a shard's snapshots, and the names of copies.
 
 use crate::files::io::to_json;
-use crate::frame::{check_format, random_id};
+use crate::frame::{FORMAT, check_format, random_id};
+use crate::tools::copy::described::Described;
 use fastps_core::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
@@ -22,9 +23,32 @@ pub struct Latest {
     pub folder: String,
     /// CRC-32C of its manifest.
     pub manifest_crc32c: u32,
+    /// The term of the shard's owner that wrote or marked it; 0: its servers have no owner's lease. A server of
+    /// an older term replaces it no more.
+    #[serde(default, skip_serializing_if = "is_without_owner")]
+    pub term: u64,
+}
+
+/// The format of a `latest` with a term. Versions of fastps that know no terms refuse it, and replace nothing.
+const TERM_FORMAT: u32 = FORMAT + 1;
+
+fn is_without_owner(term: &u64) -> bool {
+    *term == 0
 }
 
 impl Latest {
+    /// The same, of the owner in this term; 0: of no owner.
+    pub fn in_term(self, term: u64) -> Self {
+        let format = if term > 0 { TERM_FORMAT } else { self.format };
+        Self { format, term, ..self }
+    }
+
+    /// Returns whether it names the snapshot of this manifest.
+    pub fn names(&self, described: &Described) -> bool {
+        let of = described.latest(&self.folder);
+        Self { format: of.format, term: of.term, ..self.clone() } == of
+    }
+
     /// Encodes it as JSON.
     pub fn text(&self) -> Result<Vec<u8>> {
         to_json(self)
@@ -40,7 +64,9 @@ impl Latest {
                 format!("{place} is damaged, or was not written by fastps"),
             ));
         };
-        check_format(latest.format, place)?;
+        if latest.format != TERM_FORMAT || latest.term == 0 {
+            check_format(latest.format, place)?;
+        }
         Ok(latest)
     }
 }

@@ -16,7 +16,7 @@ use crate::files::names::shards_in;
 use crate::files::output::Output;
 use crate::files::removal::remove;
 use crate::snapshot::manifest::MANIFEST;
-use fastps_core::error::Result;
+use fastps_core::error::{Error, Kind, Result};
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -24,6 +24,8 @@ use std::path::Path;
 pub const MANIFEST_NAME: &str = MANIFEST;
 /// A file in a shard's directory: the folders of its copies, one per line, newest last.
 const COPIED_FILE: &str = "copied";
+/// A file in a shard's directory: the newest term in which its server owned the shard.
+const SERVED_FILE: &str = "term";
 /// Maximum number of folders in that file.
 const MAX_COPIED_FOLDERS: usize = 16;
 
@@ -49,7 +51,29 @@ pub fn note_copied(directory: &Path, folder: &str) -> Result<()> {
     known.retain(|other| other != folder);
     known.push(folder.to_owned());
     let text = known[known.len().saturating_sub(MAX_COPIED_FOLDERS)..].join("\n") + "\n";
-    let (path, unfinished) = (directory.join(COPIED_FILE), directory.join(format!("{COPIED_FILE}.tmp")));
+    replace(directory, COPIED_FILE, &text)
+}
+
+/// The newest term in which a server has opened this directory; `None`: none with an owner's lease has.
+pub fn served(directory: &Path) -> Result<Option<u64>> {
+    let path = directory.join(SERVED_FILE);
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed("read", &path, &error)),
+    };
+    let damaged = |_| Error::new(Kind::Internal, format!("{} is damaged: it names no term", path.display()));
+    text.trim().parse().map(Some).map_err(damaged)
+}
+
+/// Remembers the term, durably, before a server opens the directory in it.
+pub fn note_served(directory: &Path, term: u64) -> Result<()> {
+    replace(directory, SERVED_FILE, &format!("{term}\n"))
+}
+
+/// Replaces a small file, durably.
+fn replace(directory: &Path, name: &str, text: &str) -> Result<()> {
+    let (path, unfinished) = (directory.join(name), directory.join(format!("{name}.tmp")));
     remove(&unfinished)?;
     let mut file = Output::create(&unfinished)?;
     file.write(text.as_bytes())?;

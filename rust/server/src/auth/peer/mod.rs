@@ -12,6 +12,7 @@ use fastps_transport::memory_budget::MemoryBudget;
 use http_body_util::BodyExt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tokio::sync::Semaphore;
 use tonic::body::Body;
@@ -38,6 +39,8 @@ pub(crate) struct Peer {
     pub(crate) hellos: Arc<Limiter>,
     /// Ends the connection.
     pub(crate) ending: Arc<Ending>,
+    /// Set once it has been answered as by the owner of the shard.
+    answered: Arc<AtomicBool>,
     /// Its place among those whose callers are unknown, if the server asks who calls.
     unauthenticated: Option<Arc<UnauthenticatedPlace>>,
 }
@@ -58,6 +61,7 @@ impl Peer {
             medium,
             hellos,
             ending: Arc::default(),
+            answered: Arc::default(),
             unauthenticated: None,
         }
     }
@@ -65,6 +69,16 @@ impl Peer {
     /// Takes a place among those whose callers are unknown, until one is known.
     pub(crate) fn await_authentication(&mut self, table: &Arc<Unauthenticated>) {
         self.unauthenticated = Some(Arc::new(table.enter(self.address, &self.ending, Instant::now())));
+    }
+
+    /// Notes that answers of the shard's owner may be on their way, until the connection ends.
+    pub(crate) fn note_answered(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether answers of the shard's owner may be on their way.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.answered.load(Ordering::Relaxed)
     }
 
     /// Notes that a caller is known.

@@ -1,0 +1,389 @@
+//! Claims the shards of a server and keeps them: a thread that sends what the claims ask for.
+
+use super::records::random;
+use crate::backup::bucket::Bucket;
+use crate::config::ServerConfig;
+use crate::human::now;
+use crate::owner::{Ownership, since_boot};
+use fastps_core::error::{Error, Kind, Result};
+use fastps_durable::copy;
+use fastps_durable::owner::{
+    Answer, Candidate, LockedFile, LogPosition, Phase, Record, Request, Stage, Timing,
+};
+use futures_util::future::join_all;
+use object_store::UpdateVersion;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+/// The shortest lease: a request to the record ends within an eighth of it.
+const MIN_LEASE: Duration = Duration::from_secs(1);
+/// The longest lease.
+const MAX_LEASE: Duration = Duration::from_hours(24);
+/// Pause between two looks at the claims during the start.
+const START_CHECK_INTERVAL: Duration = Duration::from_millis(2);
+/// Least time for the release of the shards, even past the deadline.
+const MIN_RELEASE_TIME: Duration = Duration::from_secs(1);
+
+/// The claims of a server's shards.
+#[derive(Debug)]
+pub(crate) struct Owners {
+    owners: Vec<Arc<Ownership>>,
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A shard to claim, whose files have been read.
+#[derive(Debug)]
+pub(crate) struct Claiming {
+    pub(crate) owner: Arc<Ownership>,
+    pub(crate) shard: u32,
+    pub(crate) directory: PathBuf,
+    /// Identity of the cluster; `None`: that of shard 0.
+    pub(crate) cluster: Option<u64>,
+    pub(crate) address: String,
+    pub(crate) incarnation: u64,
+    pub(crate) locked: Option<LockedFile>,
+}
+
+/// A claim with its surroundings.
+struct Keeper {
+    bucket: Bucket,
+    timing: Timing,
+    accept_loss: bool,
+    claiming: Claiming,
+}
+
+impl Owners {
+    /// Fails unless the settings fit together.
+    pub(crate) fn check(config: &ServerConfig, bucket: Option<&Bucket>) -> Result<()> {
+        let Some(lease) = config.owner_lease else { return Ok(()) };
+        let Some(bucket) = bucket else {
+            return Err(Error::new(Kind::Config, "the record of a shard's owner lies with its copies")
+                .expected("--owner-lease with --copy-to", "only --owner-lease"));
+        };
+        if bucket.folder.is_some() {
+            return Err(bucket.lacks_conditions("is a folder, which has no conditional writes"));
+        }
+        let shortest = config.lease.max(MIN_LEASE);
+        if (shortest..=MAX_LEASE).contains(&lease) {
+            return Ok(());
+        }
+        let message = "the lease of an owner is too short or too long (--owner-lease)";
+        let expected = format!(
+            "{} s, three heartbeats of a client (--lease-ms), to {} s",
+            shortest.as_secs_f64(),
+            MAX_LEASE.as_secs()
+        );
+        Err(Error::new(Kind::Config, message).expected(expected, format!("{} s", lease.as_secs_f64())))
+    }
+
+    /// Claims the shards, and waits until this server owns all of them.
+    pub(crate) fn claim(
+        bucket: &Bucket,
+        lease: Duration,
+        accept_loss: bool,
+        shards: Vec<Claiming>,
+    ) -> Result<Self> {
+        let owners: Vec<_> = shards.iter().map(|claiming| claiming.owner.clone()).collect();
+        let failed = |error| Error::new(Kind::Internal, format!("cannot start a thread: {error}"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let (stop, mut stopped) = watch::channel(false);
+        let (bucket, timing) = (bucket.clone(), Timing::new(lease));
+        let work = move || {
+            runtime.block_on(async {
+                let keepers = shards
+                    .into_iter()
+                    .map(|claiming| Keeper { bucket: bucket.clone(), timing, accept_loss, claiming }.run());
+                let keepers = join_all(keepers);
+                // Drops requests that are under way.
+                tokio::select! {
+                    _ = keepers => {}
+                    _ = stopped.wait_for(|stop| *stop) => {}
+                }
+            });
+            runtime.shutdown_background();
+        };
+        let thread = std::thread::Builder::new().name("fastps-owner".to_owned());
+        let thread = Some(thread.spawn(work).map_err(failed)?);
+        let claims = Self { owners, stop, thread };
+        for owner in &claims.owners {
+            while !owner.holds() {
+                if let Some(error) = owner.failure() {
+                    return Err(error);
+                }
+                if owner.phase() == Some(Phase::Lost) {
+                    return Err(owner.refusal());
+                }
+                std::thread::sleep(START_CHECK_INTERVAL);
+            }
+        }
+        Ok(claims)
+    }
+
+    /// Gives the shards up, so that the next owner need not wait, unless that takes longer than until
+    /// `deadline`.
+    pub(crate) fn release(self, deadline: Instant) {
+        for owner in &self.owners {
+            owner.change(|claim| claim.release());
+        }
+        let deadline = deadline.max(Instant::now() + MIN_RELEASE_TIME);
+        let over = |owner: &Arc<Ownership>| {
+            owner.failure().is_some() || matches!(owner.phase(), None | Some(Phase::Released | Phase::Lost))
+        };
+        while !self.owners.iter().all(over) {
+            if Instant::now() >= deadline {
+                tracing::warn!(
+                    "a shard is not given up: there was no time; its next owner waits for the lease"
+                );
+                return;
+            }
+            std::thread::sleep(START_CHECK_INTERVAL);
+        }
+    }
+}
+
+impl Drop for Owners {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Keeper {
+    async fn run(self) {
+        let shard = self.claiming.shard;
+        if let Err(error) = self.keep().await {
+            tracing::error!(shard, %error, "the server does not own its shard");
+            self.claiming.owner.fail(error.shard(shard));
+        }
+    }
+
+    async fn keep(&self) -> Result<()> {
+        self.again("whether the bucket writes conditionally", async || {
+            self.bucket.try_conditions().await.map(Some)
+        })
+        .await?;
+        let found = self.again("the record of the shard's owner", async || {
+            self.bucket.owner(self.claiming.shard).await.map(Some)
+        });
+        if let Some((record, _)) = found.await? {
+            self.check_directory(record.tip.term)?;
+        }
+        let latest = self.again("the name of the newest copy", async || {
+            self.bucket.latest(self.claiming.shard).await.map(Some)
+        });
+        let least_term = latest.await?.map_or(0, |(latest, _)| latest.term);
+        let Claiming { owner, shard, address, incarnation, locked, .. } = &self.claiming;
+        let candidate = Candidate {
+            cluster: Some(self.cluster().await?),
+            shard: *shard,
+            address: address.clone(),
+            incarnation: *incarnation,
+            since: now(),
+            locked: locked.clone(),
+            least_term,
+        };
+        owner.begin(candidate, self.timing);
+        tokio::try_join!(self.renew(), self.open())?;
+        Ok(())
+    }
+
+    /// Asks until there is an answer. Fails if only a person can remove the reason.
+    async fn again<T>(&self, what: &str, ask: impl AsyncFn() -> Result<Option<T>>) -> Result<T> {
+        let mut is_news = true;
+        loop {
+            match ask().await {
+                Ok(Some(answer)) => return Ok(answer),
+                Ok(None) => {}
+                Err(error) if error.kind != Kind::Unavailable => return Err(error),
+                Err(error) => {
+                    if std::mem::take(&mut is_news) {
+                        tracing::warn!(shard = self.claiming.shard, %error, "the start waits to learn {what}");
+                    }
+                    self.claiming.owner.waits_for(format!("it waits to learn {what}: {error}"));
+                }
+            }
+            sleep(self.timing.request()).await;
+        }
+    }
+
+    /// Identity of the cluster. Only shard 0 makes a new one; the others find it in its record.
+    async fn cluster(&self) -> Result<u64> {
+        if let Some(cluster) = self.claiming.cluster {
+            return Ok(cluster);
+        }
+        self.claiming.owner.waits_for("it waits until shard 0 has an owner".to_owned());
+        let record = self.again("the identity of the cluster", async || self.bucket.owner(0).await);
+        Ok(record.await?.0.cluster)
+    }
+
+    /// Fails if another server has served the shard since the last one with this directory, which then lacks what
+    /// that one has acknowledged. A directory that was fetched from the bucket says no term.
+    fn check_directory(&self, newest: u64) -> Result<()> {
+        let Claiming { shard, directory, .. } = &self.claiming;
+        let served = copy::served(directory)?;
+        let Some(served) = served.filter(|served| *served < newest && !self.accept_loss) else {
+            return Ok(());
+        };
+        let message = format!(
+            "another server has owned the shard since {} was used, and has acknowledged what is not in there. Fetch the newest \
+             copy (fastps checkpoint fetch {} DIR), or drop what is missing (--accept-loss)",
+            directory.display(),
+            self.bucket.url
+        );
+        Err(Error::new(Kind::Config, message)
+            .shard(*shard)
+            .expected(format!("term {newest}"), format!("term {served}")))
+    }
+
+    /// Sends what the claim asks for, until it is over.
+    async fn renew(&self) -> Result<()> {
+        let Claiming { owner, shard, .. } = &self.claiming;
+        let mut changes = owner.changes();
+        let mut failing = false;
+        loop {
+            changes.mark_unchanged();
+            let (request, wake) = owner.poll(random()?);
+            let Some(request) = request else {
+                let Some(wake) = wake else {
+                    self.tell_end();
+                    return Ok(());
+                };
+                tokio::select! {
+                    () = sleep(wake.saturating_sub(since_boot())) => {}
+                    _ = changes.changed() => {}
+                }
+                continue;
+            };
+            let asked = timeout(self.timing.request(), self.ask(&request)).await.unwrap_or_else(|_| {
+                let message =
+                    format!("{} has not answered within {:?}", self.bucket.url, self.timing.request());
+                Err(Error::new(Kind::Unavailable, message))
+            });
+            let answer = match asked {
+                Ok(answer) => {
+                    if std::mem::take(&mut failing) {
+                        tracing::info!(shard, "the record of the shard's owner can be reached again");
+                    }
+                    answer
+                }
+                // Of a swap that was refused or has no answer, the record tells what happened.
+                Err(error) => {
+                    if let (Request::Read, false) = (&request, std::mem::replace(&mut failing, true)) {
+                        tracing::warn!(shard, %error, "the record of the shard's owner cannot be read");
+                    }
+                    Answer::Failed
+                }
+            };
+            owner.answer(answer)?;
+        }
+    }
+
+    fn tell_end(&self) {
+        let Claiming { owner, shard, .. } = &self.claiming;
+        match owner.record() {
+            Some(Record { address, term, .. }) if owner.phase() == Some(Phase::Lost) => tracing::error!(
+                shard,
+                term,
+                "the shard belongs to the server at {address} now: this one answers no more, and may be stopped"
+            ),
+            _ => tracing::info!(shard, "the shard is given up"),
+        }
+    }
+
+    async fn ask(&self, request: &Request<UpdateVersion>) -> Result<Answer<UpdateVersion>> {
+        match request {
+            Request::Read => self.bucket.owner(self.claiming.shard).await.map(Answer::Found),
+            Request::Swap(record, before) => {
+                self.bucket.swap_owner(record, before.clone()).await.map(Answer::Swapped)
+            }
+        }
+    }
+
+    /// Takes the steps from the claim to an open shard.
+    async fn open(&self) -> Result<()> {
+        let Claiming { owner, shard, directory, .. } = &self.claiming;
+        self.tell_whom_it_waits_for();
+        if !self.until(Phase::Marking).await {
+            return Ok(());
+        }
+        let Some(Record { term, tip, .. }) = owner.record() else { return Ok(()) };
+        if let Err(error) = self.check_directory(tip.term) {
+            owner.change(|claim| claim.release());
+            let _ = timeout(self.timing.lease, self.until(Phase::Released)).await;
+            return Err(error);
+        }
+        self.again("whether the newest copy is marked", async || self.mark(term).await).await?;
+        owner.change(|claim| claim.marked());
+        copy::note_served(directory, term)?;
+        let opened = owner.change(|claim| {
+            let place = LogPosition::default();
+            // No log is copied, so no snapshot is followed by one.
+            claim.forget(LogPosition { segment: u64::MAX, offset: u64::MAX });
+            claim.recovered(place, place)
+        });
+        opened.unwrap_or(Ok(()))?;
+        if self.until(Phase::Open).await {
+            let lease = self.timing.lease.as_secs_f64();
+            tracing::info!(shard, term, "the server owns its shard, with a lease of {lease} s");
+        }
+        Ok(())
+    }
+
+    fn tell_whom_it_waits_for(&self) {
+        let Claiming { owner, shard, .. } = &self.claiming;
+        let (owner, shard, mut changes) = (owner.clone(), *shard, owner.changes());
+        tokio::spawn(async move {
+            while owner.phase() == Some(Phase::Waiting) {
+                let other = owner.record().filter(|record| record.stage != Stage::Released);
+                if let Some(Record { address, term, lease_ms, .. }) = other {
+                    let lease = Duration::from_millis(lease_ms).as_secs_f64();
+                    tracing::info!(
+                        shard,
+                        term,
+                        "the server at {address} owns the shard: waiting until it has not renewed its lease of {lease} s"
+                    );
+                    return;
+                }
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Waits for a phase. False: the claim is over.
+    async fn until(&self, wanted: Phase) -> bool {
+        let owner = &self.claiming.owner;
+        let mut changes = owner.changes();
+        loop {
+            match owner.phase() {
+                Some(phase) if phase == wanted => return true,
+                None | Some(Phase::Lost | Phase::Released) => return false,
+                Some(_) => {}
+            }
+            if changes.changed().await.is_err() {
+                return false;
+            }
+        }
+    }
+
+    /// Writes the term into `latest`, so that no earlier owner replaces it any more. `None`: to be tried again.
+    async fn mark(&self, term: u64) -> Result<Option<()>> {
+        let Some((found, version)) = self.bucket.latest(self.claiming.shard).await? else {
+            return Ok(Some(()));
+        };
+        if found.term > term {
+            let message = "the newest copy is of a later owner of the shard";
+            return Err(Error::new(Kind::Unavailable, message));
+        }
+        let swapped = self.bucket.swap(&found.in_term(term), Some(version)).await?;
+        Ok(swapped.then_some(()))
+    }
+}

@@ -1,0 +1,11 @@
+//! The records in a bucket that say which server owns each shard.
+
+mod keeper;
+mod list;
+mod records;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+
+pub(crate) use keeper::{Claiming, Owners};
+pub use list::{Owned, owners};
