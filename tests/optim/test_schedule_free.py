@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,25 @@ def test_a_worker_refuses_another_rate_before_any_tensor_takes_a_step() -> None:
                     worker.flush()
                     pushes = 1 if mode.local_lr or accumulate > 1 else 2
                     assert [ps.versions()[n] - before[n] for n in grads] == [pushes, pushes]
+
+
+def test_a_list_with_another_rate_is_refused_whole() -> None:
+    half = np.full(3, 0.5, np.float32)
+    grads = {"v": half, "w": half}
+    with fastps.serve(shards=2) as server, fastps.connect(server) as client, fastps.Store() as store:
+        for ps in (store, client):
+            ps.register(grads, {"v": fastps.SGD(lr=0.5), "w": fastps.ScheduleFreeSGD(lr=0.1)})
+            bound = ps.bind(grads)
+            calls: dict[str, Callable[[], object]] = {
+                "push": lambda ps=ps: ps.push(grads, lr=0.2),  # type: ignore[misc]
+                "async": lambda ps=ps: ps.push_async(grads, lr=0.2).result(),  # type: ignore[misc]
+                "pull": lambda ps=ps: ps.push_pull(grads, lr=0.2),  # type: ignore[misc]
+                "bound": lambda ps=ps, bound=bound: ps.push(bound, lr=0.2),  # type: ignore[misc]
+            }
+            for name, call in calls.items():
+                with case(ps, name), pytest.raises(fastps.ConfigError, match=r'"w".*lr=0\.1, got 0\.2'):
+                    call()
+            assert ps.versions()["v"] == ps.versions()["w"] == 1
 
 
 def test_a_server_has_the_same_bits_before_and_after_a_restart(

@@ -45,6 +45,7 @@ pub fn check_form<'a>(
             return Err(error.tensor(gradient.name));
         }
         check_codec(spec, options.codec, has_feedback)?;
+        check_rate(spec, options.lr)?;
         if gradient.indices.is_some() {
             check_sparse(gradient, spec, options, has_feedback)?;
         } else {
@@ -60,6 +61,11 @@ pub fn check_codec(spec: &TensorSpec, codec: Option<Codec>, has_feedback: bool) 
         spec.need_float32("codec=")?;
     }
     if has_feedback { spec.need_float32("error feedback") } else { Ok(()) }
+}
+
+/// Fails if a step of the tensor cannot have this learning rate.
+pub fn check_rate(spec: &TensorSpec, lr: Option<f64>) -> Result<()> {
+    spec.optimizer.check_rate(lr).map_err(|error| error.tensor(spec.name.clone()))
 }
 
 /// Fails unless a sparse gradient can be pushed with these options, and has the dtype and row shape of its

@@ -160,11 +160,7 @@ impl Push<'_> {
         if let Some(lr) = self.lr.filter(|lr| !(*lr as f32).is_finite() || *lr < 0.0) {
             return Err(Error::new(Kind::Config, "invalid lr of a push").expected("a finite number >= 0", lr));
         }
-        let optimizer = &target.spec.optimizer;
-        if let Some(lr) = self.lr.filter(|lr| *lr != optimizer.lr() && optimizer.keeps_average()) {
-            let why = "the optimizer weighs its average by one rate for all steps";
-            return Err(Error::new(Kind::Config, why).expected(format!("lr={}", optimizer.lr()), lr));
-        }
+        target.spec.optimizer.check_rate(self.lr)?;
         if let Some(scale) = self.scale.filter(|scale| !scale.is_finite()) {
             return Err(
                 Error::new(Kind::Config, "invalid scale of a push").expected("a finite number", scale)

@@ -130,8 +130,11 @@ impl Store {
         let mut feedback = options.feedback.as_deref().map(lock);
         outgoing::check_options(options, feedback.is_some())?;
         how.rates.iter().flatten().try_for_each(|lr| outgoing::check_lr(*lr))?;
-        for (gradient, tensor) in given() {
-            outgoing::check_shape(gradient, &tensor.spec)?;
+        for (k, (gradient, tensor)) in gradients.iter().zip(&all.tensors).enumerate() {
+            if let Some(gradient) = *gradient {
+                outgoing::check_rate(&tensor.spec, how.rates.get(k).copied().flatten().or(options.lr))?;
+                outgoing::check_shape(gradient, &tensor.spec)?;
+            }
         }
         let values = given().map(|(gradient, _)| gradient);
         let largest = outgoing::check_finite(self.shared.isa, values, options, feedback.as_deref_mut())?;

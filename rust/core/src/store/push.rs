@@ -129,10 +129,9 @@ impl Store {
         }
         let mut feedback = options.feedback.as_deref().map(lock);
         outgoing::check_options(options, feedback.is_some())?;
-        if options.codec.is_some() || feedback.is_some() {
-            for tensor in &places.tensors {
-                outgoing::check_codec(&tensor.spec, options.codec, feedback.is_some())?;
-            }
+        for tensor in &places.tensors {
+            outgoing::check_rate(&tensor.spec, options.lr)?;
+            outgoing::check_codec(&tensor.spec, options.codec, feedback.is_some())?;
         }
         let isa = self.shared.isa;
         let largest = outgoing::check_finite(isa, gradients(), options, feedback.as_deref_mut())?;

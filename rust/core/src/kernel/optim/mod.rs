@@ -153,6 +153,16 @@ impl Optimizer {
         self.average_weight().is_some()
     }
 
+    /// Fails if a push cannot have this learning rate.
+    pub fn check_rate(&self, lr: Option<f64>) -> Result<()> {
+        let Some(lr) = lr.filter(|lr| *lr != self.lr() && self.keeps_average()) else {
+            return Ok(());
+        };
+        let why =
+            "the optimizer weighs its average by one rate for all steps; leave lr= out, and use no schedule";
+        Err(Error::new(Kind::Config, why).expected(format!("lr={}", self.lr()), lr))
+    }
+
     /// Fails unless the optimizer steps float64 tensors.
     pub fn check_float64(&self) -> Result<()> {
         self.float64_step(0, self.lr()).map(drop)
