@@ -82,6 +82,7 @@ def test_serve_names_its_arguments_and_no_options() -> None:
         ({"listen": "0.0.0.0:0"}, "tls_cert=, tls_key= and tokens= (or tls_ca=); or insecure=True"),
         ({"listen": "0.0.0.0:7070", "cluster": "a:1,b:2", "insecure": True}, "expected advertise=HOST"),
         ({"copy_to": "file:///nowhere"}, "expected copy_to= with data_dir=, got only copy_to="),
+        ({"keep_history": 1 << 20}, "expected keep_history= with data_dir=, got only keep_history="),
     ):
         with case(text), pytest.raises(fastps.ConfigError) as caught:
             fastps.serve(**arguments)

@@ -192,6 +192,10 @@ impl ServerConfig {
             );
         }
         Spin::check(self.spin)?;
+        if self.keep_history > 0 && self.data_dir.is_none() {
+            let error = config("only the past of a data directory can be kept");
+            return Err(error.expected("--keep-history with --data-dir", "only --keep-history"));
+        }
         if let Some((_, twice)) =
             self.cluster.iter().enumerate().find(|(k, one)| self.cluster[..*k].contains(one))
         {
