@@ -101,6 +101,7 @@ impl Client {
         deadline: Instant,
         begin: impl AsyncFn(&Cut) -> Result<T>,
     ) -> Result<T> {
+        let mut cause = None;
         loop {
             let cut = Cut { id: random()?.max(1), group: group.to_owned() };
             let held = self.hold_all(&cut, deadline).await;
@@ -116,8 +117,10 @@ impl Client {
             // Writes were held a moment ago, or a snapshot took longer to write than they may be held.
             let pause = Duration::from_millis(error.retry_after_ms.unwrap_or(0)).max(CUT_RETRY);
             let again = error.kind == Kind::Deadline || passes(&error);
+            // A pause that servers ask for follows from an attempt that failed for another reason.
+            cause = if error.retry_after_ms.is_some() { cause.or(Some(error)) } else { Some(error) };
             if !again || Instant::now() + pause >= deadline {
-                return Err(error);
+                return cause.map_or_else(|| Err(Error::new(Kind::Deadline, "no attempt was made")), Err);
             }
             tokio::time::sleep(pause + jitter(CUT_RETRY)).await;
         }
