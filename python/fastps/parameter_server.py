@@ -671,10 +671,11 @@ class ParameterServer:
 
     # -- life ------------------------------------------------------------------------------------------------
 
-    def another(self, *, timeout: float | None = None) -> Self:
+    def another(self, *, name: str | None = None, timeout: float | None = None) -> Self:
         """Another client of the same parameters, with its own identity, such as each `Worker` uses.
 
         Args:
+            name: Its name, as for `connect`; None: that of this client.
             timeout: Seconds within which it connects, and the timeout of its calls; None: the timeout of this
                 client.
 
@@ -683,7 +684,7 @@ class ParameterServer:
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
         """
         other = object.__new__(type(self))
-        ParameterServer.__init__(other, self._native.another(timeout), self._reattach, self._server)
+        ParameterServer.__init__(other, self._native.another(name, timeout), self._reattach, self._server)
         other.assigned = self.assigned
         return other
 

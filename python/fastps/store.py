@@ -116,8 +116,8 @@ class Store(ParameterServer):
             return np.empty(shared.shape, shared.dtype)
         return np.frombuffer(shared, shared.dtype).reshape(shared.shape)
 
-    def another(self, *, timeout: float | None = None) -> Self:
-        other = super().another(timeout=timeout)
+    def another(self, *, name: str | None = None, timeout: float | None = None) -> Self:
+        other = super().another(name=name, timeout=timeout)
         if self._reattach is not None:
             _shared.add(other)
         return other

@@ -151,3 +151,18 @@ def test_a_server_without_history_ignores_notes(tmp_path: Path) -> None:
         assert store.push("w", ONE, note="batch 1").version == 2
         with pytest.raises(fastps.ConfigError, match="64 bytes"):
             store.push("w", ONE, note="x" * 65)
+
+
+def test_a_worker_is_known_by_its_name(tmp_path: Path) -> None:
+    """In the history, and to servers that refuse it."""
+    with (
+        fastps.serve(data_dir=tmp_path, keep_history=HISTORY, refuse_worker="gpu-8") as server,
+        fastps.connect(server, ack="logged") as ps,
+    ):
+        ps.register("w", ONE, optimizer=fastps.SGD(lr=1.0))
+        with fastps.Worker(ps, {"w": ONE}, fastps.Async(), name="gpu-7") as worker:
+            worker.step({"w": ONE})
+        with pytest.raises(fastps.PermissionDeniedError, match="gpu-8"):
+            fastps.Worker(ps, {"w": ONE}, fastps.Async(), name="gpu-8")
+    past = fastps.history(tmp_path)
+    assert {past.name(client) for client in past.changes[past.is_gradient]["client"]} == {"gpu-7"}

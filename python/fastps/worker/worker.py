@@ -88,7 +88,8 @@ class Worker:
             gradient times 1 / accumulate.
         rank: Position in the order of workers, from 0; ``Sync(deterministic=True)`` needs it. None: the
             rank that an engine such as torchrun has given this process (`fastps.engines.detect`), if any.
-        name: Shown where others wait for this worker; None: machine and process.
+        name: Shown where others wait for this worker, and its client's name in the servers' logs and
+            history. None: machine and process, and the name of `ps`.
         wait: False: with `fastps.WarmStart` the constructor returns at once; `ready` is False until the warm
             start is over, and until then `step` and `begin` raise. So it is with ``join_every`` of
             `fastps.Async` until it is this worker's turn to begin. The other modes never wait there.
@@ -168,7 +169,7 @@ class Worker:
         #: Samples of the steps since the last push.
         self._samples = 0.0
         self._exchanges: Exchanges | None = None
-        self._ps = ps.another()
+        self._ps = ps.another(name=name)
         self._native = self._ps.native
         self._tally = Tally()
         codec = Float32() if codec is None else codec

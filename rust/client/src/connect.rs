@@ -148,9 +148,10 @@ impl Client {
     }
 
     /// Connects another client to the same cluster, within `timeout`.
-    pub(crate) fn again(&self, timeout: Duration) -> Result<Arc<Self>> {
+    pub(crate) fn again(&self, name: Option<&str>, timeout: Duration) -> Result<Arc<Self>> {
         self.alive()?;
-        let options = ConnectOptions { timeout, ..self.options.clone() };
+        let name = name.unwrap_or(&self.options.name).to_owned();
+        let options = ConnectOptions { timeout, name, ..self.options.clone() };
         let other = Self::connect(&self.addresses, options)?;
         for (own, link) in self.links.iter().zip(other.links.iter()) {
             let (known, reported) = (own.addressee().cluster_id, link.addressee().cluster_id);

@@ -267,11 +267,11 @@ impl ParameterServer for Client {
     }
 
     fn another(&self) -> Result<Arc<dyn ParameterServer>> {
-        self.another_within(self.options.timeout)
+        self.another_within(None, self.options.timeout)
     }
 
-    fn another_within(&self, timeout: Duration) -> Result<Arc<dyn ParameterServer>> {
-        Ok(self.again(timeout)?)
+    fn another_within(&self, name: Option<&str>, timeout: Duration) -> Result<Arc<dyn ParameterServer>> {
+        Ok(self.again(name, timeout)?)
     }
 
     fn stats(&self, timeout: Duration) -> Result<Stats> {

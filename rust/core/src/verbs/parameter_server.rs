@@ -16,8 +16,9 @@ pub trait ParameterServer:
     fn client(&self) -> u64;
     /// Another client of the same parameters, with a new identity.
     fn another(&self) -> Result<Arc<dyn ParameterServer>>;
-    /// [`another`](Self::another) within `timeout`, if connecting takes time.
-    fn another_within(&self, _timeout: Duration) -> Result<Arc<dyn ParameterServer>> {
+    /// [`another`](Self::another) within `timeout`, if connecting takes time; it calls itself `name` (`None`: as this
+    /// one does).
+    fn another_within(&self, _name: Option<&str>, _timeout: Duration) -> Result<Arc<dyn ParameterServer>> {
         self.another()
     }
     /// Counters.

@@ -220,12 +220,13 @@ impl Client {
         Ok(SharedView::new(store.live(name).or_raise(py)?))
     }
 
-    fn another(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<Self> {
+    fn another(&self, py: Python<'_>, name: Option<String>, timeout: Option<Seconds>) -> PyResult<Self> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         if let Some(store) = &self.local {
             return Ok(Self::local(store.sibling(), self.check_finite, timeout));
         }
-        let other = self.call(py, server, move |server| server.another_within(timeout))?.or_raise(py)?;
+        let other = move |server: &Shared| server.another_within(name.as_deref(), timeout);
+        let other = self.call(py, server, other)?.or_raise(py)?;
         let title = self.title.clone();
         Ok(Self::of(Here::new(self.server.what(), other), None, title, self.check_finite, timeout))
     }
