@@ -92,6 +92,9 @@ impl Client {
         {
             // The present map is used until shard 0 is back.
             self.shared.map_is_stale.store(true, Ordering::Release);
+            if Instant::now() >= deadline {
+                return Err(Error::new(Kind::Deadline, "the map of the tensors is not up to date"));
+            }
         }
         for asked in [false, true] {
             let (epoch, found) = self.map.look_up(names.clone());
@@ -110,6 +113,37 @@ impl Client {
             self.refresh(missing, deadline).map_err(|error| error.tensor(first))?;
         }
         Err(Error::new(Kind::Internal, "the map was asked and did not answer"))
+    }
+
+    /// As [`Client::look_up`], with what `check` makes of the entries. Before it fails, shard 0 is asked again:
+    /// another client may have removed a tensor and registered one of the same name.
+    pub(crate) fn look_up_for<'a, T>(
+        &self,
+        names: impl Iterator<Item = &'a Arc<str>> + Clone,
+        deadline: Instant,
+        mut check: impl FnMut(&[Arc<Entry>]) -> Result<T>,
+    ) -> Result<(u64, Vec<Arc<Entry>>, T)> {
+        let (epoch, entries) = self.look_up(names.clone(), deadline)?;
+        let error = match self.doubted(check(&entries)) {
+            Ok(made) => return Ok((epoch, entries, made)),
+            Err(error) => error,
+        };
+        if !self.shared.map_is_stale.load(Ordering::Acquire) {
+            return Err(error);
+        }
+        let (epoch, entries) = self.look_up(names, deadline)?;
+        let made = check(&entries)?;
+        Ok((epoch, entries, made))
+    }
+
+    /// Has the map asked for again by the next call if something does not fit the entries of this one.
+    pub(crate) fn doubted<T>(&self, checked: Result<T>) -> Result<T> {
+        let is_of_the_entries =
+            |error: &Error| matches!(error.kind, Kind::Shape | Kind::DType | Kind::Config);
+        if checked.as_ref().is_err_and(is_of_the_entries) {
+            self.shared.map_is_stale.store(true, Ordering::Release);
+        }
+        checked
     }
 
     /// Error for a name that shard 0 does not list.

@@ -121,7 +121,7 @@ impl Client {
         wants_values: Option<&mut dyn Caller>,
     ) -> Result<CallHandle> {
         let deadline = after(options.timeout);
-        let checked = self.check_push(gradients, options, deadline)?;
+        let checked = self.check_push(gradients, options, deadline, wants_values.is_some())?;
         if wants_values.is_some() {
             checked.entries.iter().try_for_each(|entry| entry.spec.need_float32("push_pull"))?;
         }
@@ -154,14 +154,27 @@ impl Client {
         Err(error.expected("a server that matches it by staleness, or momentum_matching=False", "neither"))
     }
 
-    /// Looks the tensors up and scans the whole push before any part of it is sent.
+    /// Looks the tensors up and scans the whole push before any part of it is sent. A caller that `wants_values`
+    /// has memory for those of the tensors that it knew.
     fn check_push<'a>(
         &self,
         gradients: &'a [Gradient],
         options: &'a PushOptions,
         deadline: Instant,
+        wants_values: bool,
     ) -> Result<Checked<'a>> {
-        let (epoch, entries) = self.look_up(gradients.iter().map(|g| &g.name), deadline)?;
+        let names = gradients.iter().map(|gradient| &gradient.name);
+        let check = |entries: &[Arc<Entry>]| {
+            let both = gradients.iter().map(Gradient::borrow).zip(entries.iter().map(|e| &*e.spec));
+            outgoing::check_form(both, options, options.feedback.is_some())
+        };
+        let (epoch, entries) = if wants_values {
+            let found = self.look_up(names, deadline)?;
+            self.doubted(check(&found.1)).map(|()| found)?
+        } else {
+            let (epoch, entries, ()) = self.look_up_for(names, deadline, check)?;
+            (epoch, entries)
+        };
         if options.correction.is_some_and(|asked| asked.momentum_matching) {
             entries.iter().try_for_each(|entry| self.check_matching(entry))?;
         }
@@ -170,7 +183,6 @@ impl Client {
         }
         let isa = Isa::get()?;
         let both = gradients.iter().map(Gradient::borrow).zip(entries.iter().map(|e| &*e.spec));
-        outgoing::check_form(both.clone(), options, options.feedback.is_some())?;
         // The rest is checked slice by slice while encoding.
         let early = |gradient: &GradientRef<'_>| {
             options.check_finite || gradient.indices.is_some() || gradient.bodies.is_some()

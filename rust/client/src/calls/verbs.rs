@@ -135,9 +135,13 @@ impl PushTensors for Client {
     }
 
     fn assign(&self, values: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
-        let (epoch, entries) = self.look_up(std::iter::once(&values.name), after(timeout))?;
-        let (isa, entry) = (Isa::get()?, &entries[0]);
-        let call = if let Some(rows) = outgoing::assigned_rows(isa, values.borrow(), &entry.spec)? {
+        let isa = Isa::get()?;
+        let (epoch, entries, rows) =
+            self.look_up_for(std::iter::once(&values.name), after(timeout), |entries| {
+                outgoing::assigned_rows(isa, values.borrow(), &entries[0].spec)
+            })?;
+        let entry = &entries[0];
+        let call = if let Some(rows) = rows {
             let drafts = Self::row_assignment(isa, entry, &rows, epoch);
             let mut last = self.lock_sequence();
             self.submit(drafts, Vec::new(), after(timeout), Some(next(&mut last)))
@@ -163,9 +167,11 @@ impl PushTensors for Client {
         timeout: Duration,
     ) -> Result<Receipt, PushError> {
         let name: Arc<str> = name.into();
-        let (epoch, entries) = self.look_up(std::iter::once(&name), after(timeout))?;
+        let (epoch, entries, bodies) =
+            self.look_up_for(std::iter::once(&name), after(timeout), |entries| {
+                outgoing::state_bodies(&entries[0].spec, state)
+            })?;
         let entry = &entries[0];
-        let bodies = outgoing::state_bodies(&entry.spec, state)?;
         let assign = |(body, step): (Vec<u8>, &u64)| (Some(*step), Payload::Owned(body.into()));
         let bodies = bodies.into_iter().zip(&state.steps).map(assign).collect();
         let call = self.start_assign(entry, bodies, Vec::new(), epoch, timeout);
@@ -184,17 +190,18 @@ impl PullTensors for Client {
     ) -> Result<Versions> {
         let deadline = after(timeout);
         let (epoch, entries) = self.look_up(names.iter(), deadline)?;
+        let what = self.doubted(Self::reading(&entries, view))?;
         let id = self.versions_id();
-        let call = self.start_pull(&entries, epoch, Self::reading(&entries, view)?, deadline);
+        let call = self.start_pull(&entries, epoch, what, deadline);
         self.finish_pull(&call, caller)?;
         Ok(versions(&call, id))
     }
 
     fn pull_rows(&self, rows: &[Rows], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
         let deadline = after(timeout);
-        let (epoch, entries) = self.look_up(rows.iter().map(|rows| &rows.name), deadline)?;
         let plan = |(entry, rows): (&Arc<Entry>, &Rows)| Plan::new(&entry.spec, &rows.indices);
-        let plans = entries.iter().zip(rows).map(plan).collect::<Result<Vec<_>>>()?;
+        let (epoch, entries) = self.look_up(rows.iter().map(|rows| &rows.name), deadline)?;
+        let plans = self.doubted(entries.iter().zip(rows).map(plan).collect::<Result<Vec<_>>>())?;
         let id = self.versions_id();
         let call = self.start_pull_rows(&entries, &plans, epoch, deadline);
         self.finish_pull(&call, &mut Scatter { plans: &plans, caller })?;
@@ -209,8 +216,9 @@ impl PullTensors for Client {
     ) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
         let deadline = after(timeout);
         let (epoch, entries) = self.look_up(names.iter(), deadline)?;
+        let what = self.doubted(Self::reading(&entries, view))?;
         let client = self.versions_id();
-        let call = self.start_pull(&entries, epoch, Self::reading(&entries, view)?, deadline);
+        let call = self.start_pull(&entries, epoch, what, deadline);
         self.leave_alone(&call);
         Ok(Arc::new(PullTicket {
             shared: self.shared.clone(),

@@ -35,7 +35,13 @@ impl Drop for Turn {
 
 /// The error for a tensor that was registered again with another shape while it was pulled.
 pub(crate) fn reshaped(py: Python<'_>) -> PyErr {
-    raise(py, &Error::new(Kind::Shape, "a tensor changed its shape during the call; call again"))
+    raise(
+        py,
+        &Error::new(
+            Kind::Shape,
+            "a tensor was registered anew, with another shape or dtype, during the call; call again",
+        ),
+    )
 }
 
 /// Arrays that a pull fills; tracks whether all of their bytes arrived.

@@ -1,0 +1,67 @@
+"""Tensors that another client has removed and registered again, with another shape or dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import fastps
+from cases import case
+
+SGD = fastps.SGD(lr=1.0)
+
+
+def test_a_client_takes_the_new_tensor_for_the_old_one() -> None:
+    """Its copy of the map has the old one, by which it checks what it is given."""
+    old, new = np.zeros(7, np.float32), np.ones(5, np.float32)
+    calls: dict[str, Callable[[fastps.ParameterServer], object]] = {
+        "push": lambda ps: ps.push("w", new),
+        "list": lambda ps: ps.push({"w": new}, codec=fastps.Int8()),
+        "assign": lambda ps: ps.assign("w", new),
+    }
+    with fastps.serve(shards=2) as server, fastps.connect(server) as one, fastps.connect(server) as other:
+        for name, call in calls.items():
+            with case(name):
+                one.register("w", old, SGD)
+                other.pull("w")
+                one.unregister("w")
+                one.register("w", new, SGD, average=fastps.EMA(0.5), dtype="bfloat16")
+                call(other)
+                assert other.pull("w").shape == new.shape
+                one.unregister("w")
+
+
+def test_a_pull_after_a_refusal_is_of_the_new_tensor() -> None:
+    values = np.zeros(7, np.float32)
+    with fastps.serve() as server, fastps.connect(server) as one, fastps.connect(server) as other:
+        one.register("w", values, SGD)
+        other.pull("w")
+        one.unregister("w")
+        one.register("w", values + 1, SGD, dtype="bfloat16")
+        with pytest.raises(fastps.UnknownTensorError):
+            other.push("w", values)
+        np.testing.assert_array_equal(other.pull("w"), values + 1)
+
+
+def test_a_call_for_values_is_right_after_one_refusal() -> None:
+    old, new = np.zeros(7, np.float32), np.ones(5, np.float32)
+    calls: dict[str, Callable[[fastps.ParameterServer], object]] = {
+        "push_pull": lambda ps: ps.push_pull("w", new),
+        "average": lambda ps: ps.pull("w", view="average"),
+        "rows": lambda ps: ps.pull("w", indices=[6]),
+    }
+    with fastps.serve(shards=2) as server, fastps.connect(server) as one, fastps.connect(server) as other:
+        for name, call in calls.items():
+            with case(name):
+                first, second = (new, old) if name == "rows" else (old, new)
+                one.register("w", first, SGD)
+                other.pull("w")
+                one.unregister("w")
+                one.register("w", second, SGD, average=fastps.EMA(0.5))
+                with pytest.raises((fastps.ShapeError, fastps.ConfigError)):
+                    call(other)
+                assert other.versions("w")["w"] == 1
+                call(other)
+                one.unregister("w")
