@@ -32,6 +32,7 @@ pub struct Latest {
 /// The format of a `latest` with a term. Versions of fastps that know no terms refuse it, and replace nothing.
 const TERM_FORMAT: u32 = FORMAT + 1;
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_without_owner(term: &u64) -> bool {
     *term == 0
 }
