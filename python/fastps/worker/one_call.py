@@ -64,7 +64,7 @@ class OneCall:
             if groups is None:
                 return None
             if mode.shares_versions:  # whose versions are what it waits for
-                groups, flight = [], self._pushes.note(grads)
+                groups, flight = [], self._pushes.about_to_push(grads)
         one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
         settings = _fastps.PushSettings(
             None, one, None, self._fetches.installed, None, mode.correction, None, note

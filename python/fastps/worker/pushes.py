@@ -318,7 +318,7 @@ class Pushes:
             raise
         self.sum.local_steps = 0
 
-    def note(self, gradients: dict[str, Any]) -> _fastps.PushFlight:
+    def about_to_push(self, gradients: dict[str, Any]) -> _fastps.PushFlight:
         """Notes a push that is about to be made; the next call of `finish` waits for it if it has begun."""
         push = _Push(gradients)
         self._under_way.append(push)
