@@ -115,7 +115,7 @@ def test_workers_that_wait_for_each_other_end_at_the_same_values(codec: Any) -> 
                 thread.join(60)
                 assert not thread.is_alive()
             versions = store.versions(["w"]).slices("w")
-            assert versions == [21 if mode.shares_versions else 41], mode
+            assert list(versions) == [21 if mode.shares_versions else 41], mode
             assert all(taken[0] + taken[1]), mode
             for worker in workers:
                 assert worker.stats()["steps"] == 20
