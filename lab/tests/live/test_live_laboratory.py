@@ -121,28 +121,42 @@ def test_the_map_uses_its_area(page: Page) -> None:
     assert plane(corners) == [(left, top), (right, bottom)]
 
 
-def test_hovering_tells_values(page: Page) -> None:
+def grid(page: Page, across: int, down: int) -> list[tuple[float, float]]:
+    """Points all over the picture."""
+    wide, high = size(page)
+    return [(float(x), float(y)) for x in range(0, wide, across) for y in range(0, high - 42, down)]
+
+
+def test_hovering_tells_workers_and_server(page: Page) -> None:
     # At the start all workers have the server's values: they stand beside it, and each is told.
     page.open("paused=1&workers=12")
-    wide, high = size(page)
-    grid = [(float(x), float(y)) for x in range(0, wide, 9) for y in range(0, high - 42, 9)]
-    tips = {one["tip"] for one in look(page, grid)}
+    tips = {one["tip"] for one in look(page, grid(page, 11, 11))}
     assert {found[0] for tip in tips if (found := re.match(r"worker \d+", tip))} == {
         f"worker {k}" for k in range(12)
     }
     assert [tip for tip in tips if tip.startswith("server: x 1, y 1, loss 14.2")]
-    page.go("view=lanes&paused=1&t=8&mode=sync&backup=0")
-    tips = {one["tip"] for one in look(page, grid)}
+
+
+def test_hovering_tells_what_workers_do(page: Page) -> None:
+    page.open("view=lanes&paused=1&t=8&mode=sync&backup=0")
+    tips = {one["tip"] for one in look(page, grid(page, 5, 19))}
     assert [tip for tip in tips if re.match(r"worker 3 computes from [\d.]+ to ", tip)]
     assert [tip for tip in tips if re.match(r"worker \d waits for others from [\d.]+ to ", tip)]
+
+
+def test_hovering_tells_numbers_of_curves(page: Page) -> None:
+    page.open("paused=1")
     for view in ("loss", "staleness", "bytes"):
         page.go(f"view={view}&paused=1&t=8&codec=int8")
         page.tab.locator(".u-over").first.hover()
         told = page.text(".u-legend")
         assert re.match(r"[a-z ]+[\d.,]+[a-z ]+[\d.,]+$", told), (view, told)
-    page.go("view=optimizers&problem=booth&workers=1&paused=1")
+
+
+def test_hovering_tells_results_of_optimizers(page: Page) -> None:
+    page.open("view=optimizers&problem=booth&workers=1&paused=1")
     until(lambda: page.tab.locator("#panel .legend li").count() > 1)
-    tips = {one["tip"] for one in look(page, grid)}
+    tips = {one["tip"] for one in look(page, grid(page, 14, 14))}
     assert [tip for tip in tips if re.match(r"[\w. ]+: (\d+ updates|not within 400) \(rate [\d.]+\)", tip)]
 
 

@@ -34,10 +34,10 @@ export class Picture {
     if (text === "") return;
     if (this.tip.textContent !== text) this.tip.textContent = text;
     const [x, y] = this.at;
-    const { clientWidth: width } = this.canvas;
-    const { offsetWidth, offsetHeight } = this.tip;
-    this.tip.style.left = `${Math.max(0, Math.min(width - offsetWidth, x + 14 + offsetWidth > width ? x - 14 - offsetWidth : x + 14))}px`;
-    this.tip.style.top = `${Math.max(0, y - offsetHeight - 10)}px`;
+    const late = x > this.canvas.width / (window.devicePixelRatio || 1) / 2; // then it stands on the left of the pointer
+    this.tip.style.left = `${late ? x - 14 : x + 14}px`;
+    this.tip.style.top = `${Math.max(0, y - 36)}px`;
+    this.tip.style.transform = late ? "translateX(-100%)" : "";
   }
 
   /** Says why there is nothing in the picture, or that there is something: "". */
