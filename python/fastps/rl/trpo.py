@@ -80,7 +80,7 @@ class TRPO(Population):
     """
 
     name = "trpo"
-    kept = ()
+    kept = (ROLLOUTS, DIRECTION)
     table = ROLLOUTS
 
     rollouts: int = 8

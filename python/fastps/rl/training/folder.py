@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastps import checkpoint
 from fastps._shared import tensor_file
-from fastps._shared.kept import RETURNS, SETTINGS
+from fastps._shared.kept import RETURNS, ROLLOUTS, SETTINGS
 from fastps._shared.types import File
 from fastps.errors import ConfigError, DamagedFileError
 from fastps.parameter_server import ParameterServer
@@ -72,8 +72,8 @@ class Folder:
             return
         there = self._arrays.get(SETTINGS)
         same = there is not None and settings.parsed(there) == settings.present(ps)
-        # Returns of an unfinished version are those of its noise.
-        left = {SETTINGS} if same else {SETTINGS, RETURNS}
+        # Returns of an unfinished version are those of its noise; so are rollouts.
+        left = {SETTINGS} if same else {SETTINGS, RETURNS, ROLLOUTS}
         checkpoint.load(ps, self._training, names=self._arrays.keys() - left)
         Totals(ps, FRAMES, 1).add((self.saved.frames,))
         normalizer = observations_of(ps, task)
