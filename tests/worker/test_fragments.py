@@ -16,6 +16,7 @@ import pytest
 
 import fastps
 from cases import case
+from fastps.commands.kit.servers import LocalCluster
 from fastps.simulate import Join, Kill, Pause
 
 Arrays = dict[str, Any]
@@ -299,6 +300,84 @@ def test_nobody_waits_for_a_worker_that_was_killed_in_a_fragments_round() -> Non
             versions = ps.versions(["v", "w"])
             assert (versions["v"], versions["w"]) == (5, 4)
             assert (worker.stats()["rejected"], worker.stats()["samples_lost"]) == (0, 0)
+
+
+def test_servers_killed_in_a_fragments_round_change_no_bit(tmp_path: Path) -> None:
+    """One shard, the other, and both, while all but one worker have contributed a fragment."""
+    kills: dict[int, tuple[int, ...]] = {8: (0,), 12: (1,), 17: ()}
+    for fragments, overlap in ((2, 0), (2, 2), (3, 2)):
+        with case(fragments, overlap):
+            own = {"fragments": fragments, "overlap": overlap, "alpha": 0.25}
+            mode = fastps.DiLoCo(EVERY, len(SAMPLES), deterministic=True, **own)
+            loop = Loop(start(), PARTS[fragments], mode, SAMPLES)
+            loop.run(range(STEPS))
+            options = ["--data-dir", str(tmp_path / f"{fragments}-{overlap}")]
+            with (
+                LocalCluster(2, tmp_path, options) as cluster,
+                fastps.connect(cluster.addresses, timeout=60, ack="logged") as ps,
+            ):
+                for name, array in start().items():
+                    ps.register(name, array, OUTER)
+                team = [fastps.Worker(ps, start(), mode, rank=k) for k in range(len(SAMPLES))]
+                for step in range(STEPS):
+                    for k, worker in enumerate(team):
+                        if step in kills and k == len(team) - 1:
+                            cluster.restart(*kills[step])
+                        values = local_step(dict(worker.params), k, step)
+                        worker.begin(values=values, samples=SAMPLES[k])
+                    for worker in team:
+                        worker.step()
+                for worker, expected in zip(team, loop.local, strict=True):
+                    assert_same(worker.params, expected)
+                    assert (worker.stats()["rejected"], worker.stats()["samples_lost"]) == (0, 0)
+                assert_same(ps.pull(list(SIZES)), loop.servers)
+                for worker in team:
+                    worker.close()
+
+
+def test_the_turns_go_on_after_a_worker_and_its_server_are_killed_in_one(tmp_path: Path) -> None:
+    """What the worker had contributed is gone with the server. A late one joins the next turn."""
+    zeros = np.zeros(3, np.float32)
+    options = ["--data-dir", str(tmp_path / "data"), "--lease-ms", "2000"]
+    with (
+        LocalCluster(1, tmp_path, options) as cluster,
+        fastps.connect(cluster.addresses, timeout=60, ack="logged") as ps,
+    ):
+        for name in "vw":
+            ps.register(name, zeros, fastps.SGD(lr=1.0))
+        mode = fastps.DiLoCo(every=4, workers=2, fragments=2, overlap=1)
+        command = [sys.executable, "-c", VICTIM.replace("range(7)", "range(6)"), cluster.addresses]
+
+        def step(worker: fastps.Worker) -> None:
+            worker.step(values={name: array + 1 for name, array in worker.params.items()}, samples=1)
+
+        with fastps.Worker(ps, {"v": zeros, "w": zeros}, mode) as worker:
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as victim:
+                assert victim.stdout is not None
+                for _ in range(5):
+                    step(worker)
+                assert [victim.stdout.readline() for _ in range(2)] == ["mixed\n", "waits\n"]
+                victim.kill()
+                cluster.restart()
+            for _ in range(4):  # the third turn, and its mixing
+                step(worker)
+            versions = ps.versions(["v", "w"])
+            assert (versions["v"], versions["w"]) == (3, 3)
+            with ps.another() as own, ThreadPoolExecutor(2) as threads:
+
+                def go_on(one: fastps.Worker) -> Arrays:
+                    for _ in range(8):
+                        step(one)
+                    one.close()  # then the other one no longer waits for it
+                    return one.stats()
+
+                late = fastps.Worker(own, {"v": zeros, "w": zeros}, mode)
+                stats, others = threads.map(go_on, (worker, late))
+            assert (stats["rejected"], stats["samples_lost"]) == (0, 0)
+            assert others["rejected"] <= 1
+            assert others["samples_contributed"] > 0
+            versions = ps.versions(["v", "w"])
+            assert abs(versions["v"] - versions["w"]) <= 1
 
 
 def test_a_run_goes_on_from_what_was_saved(tmp_path: Path) -> None:

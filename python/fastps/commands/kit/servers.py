@@ -93,18 +93,19 @@ class LocalCluster(Closing):
     ) -> None:
         cluster, options = [f"127.0.0.1:{port}" for port in free_ports(shards)], list(options)
         self.addresses = ",".join(cluster)
-        self._servers: list[ServerProcess] = []
+        self._servers: dict[int, ServerProcess] = {}
         self._settings = cluster, folder, options, program
-        self._start()
+        self._start(range(shards))
 
-    def _start(self) -> None:
+    def _start(self, shards: Iterable[int]) -> None:
         cluster, folder, options, program = self._settings
-        self._servers = []
         try:
-            for shard, address in enumerate(cluster):
+            for shard in shards:
                 log = folder / f"shard-{shard}.log"
-                self._servers.append(ServerProcess(address, cluster, log, options, program, quiet=True))
-            for shard, server in enumerate(self._servers):
+                own = ServerProcess(cluster[shard], cluster, log, options, program, quiet=True)
+                self._servers[shard] = own
+            for shard in shards:
+                server = self._servers[shard]
                 if not server.listens(START_TIMEOUT):
                     raise CommandError(
                         f"shard {shard} does not start: {server.last_words()}; see {server.log}"
@@ -113,24 +114,25 @@ class LocalCluster(Closing):
             self.close()
             raise
 
-    def restart(self) -> None:
-        """Kills all servers, and starts them again at their addresses.
+    def restart(self, *shards: int) -> None:
+        """Kills the servers of some shards, or all of them, and starts them again at their addresses.
 
         Raises:
             CommandError: A server does not start; none is left.
         """
-        for server in self._servers:
-            server.kill()
-            server.close()
-        self._start()
+        again = shards or range(len(self._servers))
+        for shard in again:
+            self._servers[shard].kill()
+            self._servers[shard].close()
+        self._start(again)
 
     def check(self) -> None:
         """Raises `CommandError` if a server has ended."""
-        for shard, server in enumerate(self._servers):
+        for shard, server in self._servers.items():
             if (code := server.process.poll()) is not None:
                 raise CommandError(f"shard {shard} ended with exit code {code}: {server.last_words()}")
 
     def close(self) -> None:
         """Ends them."""
-        end(self._servers, STOP_TIMEOUT)
-        self._servers = []
+        end(list(self._servers.values()), STOP_TIMEOUT)
+        self._servers = {}
