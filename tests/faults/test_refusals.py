@@ -150,11 +150,13 @@ def _worker(world: World, **settings: Any) -> fastps.Worker:
     return fastps.Worker(world.store, {NAME: ONES}, fastps.Async(), **settings)
 
 
-def _lonely(world: World, workers: int) -> None:
+def _lonely(mode: fastps.Sync | fastps.DiLoCo) -> None:
     with fastps.serve() as server, fastps.connect(server, timeout=2.0) as ps:
         ps.register("w", ONES, fastps.SGD())
-        worker = fastps.Worker(ps, {"w": ONES}, fastps.Sync(workers=workers), name="me")
-        worker.step({"w": ONES})
+        ps.register("v", ONES, fastps.SGD())
+        worker = fastps.Worker(ps, {"w": ONES, "v": ONES}, mode, name="me")
+        while worker.stats()["steps"] < 5:
+            worker.step(values=worker.params) if mode.takes_values else worker.step({"w": ONES, "v": ONES})
 
 
 def _cart_pole() -> Any:
@@ -336,12 +338,18 @@ CASES: dict[str, Case] = {
         '"eps", "lr", "maximize", "weight_decay", got \'wieght_decay\'; the nearest is "weight_decay"',
         lambda _: _torch([{"params": _named(), "wieght_decay": 0.1}], fastps.Store(), fastps.Adam()),
     ),
-    # a lonely Sync
+    # a lonely worker
     "sync: alone": (
         fastps.DeadlineError,
         "the wait for the other workers has timed out: expected gradients of 3 workers, got fewer; group "
-        '"default" has 1 of 3 workers ("me"); 2 missing: start them, or use fastps.Sync(workers=1)',
-        lambda world: _lonely(world, 3),
+        '"default" has 1 of 3 workers ("me"); 2 missing: start them, or use workers=1',
+        lambda _: _lonely(fastps.Sync(workers=3)),
+    ),
+    "diloco: alone": (
+        fastps.DeadlineError,
+        "the wait for the other workers has timed out: expected gradients of 3 workers, got fewer; group "
+        '"default" has 1 of 3 workers ("me"); 2 missing: start them, or use workers=1',
+        lambda _: _lonely(fastps.DiLoCo(every=4, workers=3, quorum=2, fragments=2, overlap=1)),
     ),
     # what answers at an address
     "connect: web server": (

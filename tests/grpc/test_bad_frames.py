@@ -172,6 +172,8 @@ BAD_FRAMES: dict[str, tuple[str, int, Spoil, str, bool, str, str]] = {
     "onebit NaN mean": ("small", ONEBIT, nan_mean, "frame", True, "finite", "NaN"),
     "weight in a free group": ("small", FLOAT32, header(weight=0.5), "precondition", True, "unset", "0.5"),
     "weight of nothing": ("small", FLOAT32, header(weight=0.0), "config", True, "> 0", "0"),
+    "weight below 0": ("small", FLOAT32, header(weight=-1.0), "config", True, "> 0", "-1"),
+    "weight infinite": ("small", FLOAT32, header(weight=np.inf), "config", True, "> 0", "inf"),
     "weight NaN": ("small", FLOAT32, header(weight=np.nan), "config", True, "> 0", "NaN"),
     "reserved field have_version": ("small", FLOAT32, header(have_version=1), "frame", True, "unset", "1"),
     "reserved field min_version": ("small", FLOAT32, header(min_version=7), "frame", True, "unset", "7"),

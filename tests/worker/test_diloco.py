@@ -326,16 +326,26 @@ def test_bad_input_is_refused_by_name(store: fastps.Store) -> None:
     good, bad = {"w": ZEROS + 1}, {"w": np.float32([1, np.nan, 3])}
     for error, words, step in (
         (fastps.ConfigError, "gradients", lambda: worker.step(good)),
-        (fastps.ConfigError, "tensors", lambda: worker.step(values={**good, "v": ZEROS})),
-        (fastps.ConfigError, "tensors", lambda: worker.step(values={})),
+        (fastps.ConfigError, 'expected "w", got "v".*"x"', lambda: worker.step(values={"v": 0, "x": 0})),
+        (fastps.ConfigError, 'tensors: expected "w", got', lambda: worker.step(values={})),
         (fastps.ConfigError, "mapping", lambda: worker.step()),
-        (fastps.ConfigError, "samples", lambda: worker.step(values=good, samples=0)),
+        *(
+            (fastps.ConfigError, "invalid samples", lambda n=n: worker.step(values=good, samples=n))
+            for n in (0, -1, np.nan, np.inf, "8")
+        ),
         (fastps.ShapeError, "w", lambda: worker.step(values={"w": np.zeros(2, np.float32)})),
         (fastps.NonFiniteError, "w", lambda: worker.step(values=bad)),
     ):
         with case(words), pytest.raises(error, match=words):
             step()
         assert (worker.stats()["steps"], store.versions("w")["w"]) == (0, 1)
+    # The values are finite, and their difference is not.
+    low, high = np.full(3, -3e38, np.float32), np.full(3, 3e38, np.float32)
+    store.register("low", low, fastps.SGD(lr=1.0), group="low")
+    with fastps.Worker(store, {"low": low}, fastps.DiLoCo(every=1)) as extreme:
+        with pytest.raises(fastps.NonFiniteError, match='"low"'):
+            extreme.step(values={"low": high})
+        assert (extreme.stats()["steps"], store.versions("low")["low"]) == (0, 1)
     # Other settings in a group: both are named.
     with pytest.raises(fastps.FastpsError, match=r"every=1, workers=2, quorum=1, grace=2\.5.*every=2"):
         fastps.Worker(store, {"w": ZEROS}, fastps.DiLoCo(every=2, workers=2, quorum=1, grace=2.5))

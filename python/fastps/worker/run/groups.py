@@ -216,9 +216,9 @@ class Groups:
             shown = ", ".join(names) + ", ..." * (present > len(names))
             rooms.append(f'group "{group}" has {present} of {counted(workers, "worker")} ({shown})')
             missing = max(missing, workers - present)
-        cure = "none is missing, but one is slow: use Sync(backup=...), or a longer timeout of connect"
+        cure = "none is missing, but one is slow: use quorum=, or a longer timeout of connect"
         if missing > 0:
-            cure = f"{missing} missing: start them, or use fastps.Sync(workers={workers - missing})"
+            cure = f"{missing} missing: start them, or use workers={workers - missing}"
         expected, got = f"gradients of {counted(workers, 'worker')}", f"fewer; {'; '.join(rooms)}"
         return DeadlineError(
             "the wait for the other workers has timed out", expected=expected, got=got, advice=cure
