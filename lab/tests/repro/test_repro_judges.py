@@ -13,7 +13,7 @@ import pytest
 
 import fastps
 from fastps.optimize import LBFGS, GradientDescent, StrongWolfe
-from fastps_lab.repro import tasks
+from fastps_lab.repro import slow_link, tasks
 from fastps_lab.repro.catalogue import CLAIMS, find
 from fastps_lab.repro.claim import Setting
 from fastps_lab.repro.claims import (
@@ -179,6 +179,7 @@ ROUNDS = {
     "measure_uneven": {"equal": 1.0},
     "measure_disturbed": {"losses": [1.0, 1.0], "longest": 0.0, "bound": 1.0},
     "measure_robust": {"clean": 1.0, "mean": 0.1, "trimmed": 1.0, "cost": 1.0},
+    "measure_link": {"fast": 1.0, "slow": 1.0},
 }
 
 
@@ -204,6 +205,11 @@ def muon_as_adamw(patch):
 
 def without_quorum(real, every, workers=None, **_):
     return real(every=every, workers=workers)
+
+
+def no_overlap(patch):
+    patch.setattr(diloco, "ROUNDS_OVER", (3, 3))
+    patch.setitem(slow_link.ARMS, "slow", (True, 0))
 
 
 def as_the_mean(real, reduce="weighted", trim=None, **more):
@@ -296,6 +302,7 @@ PERTURBED = {
         in_rounds("measure_uneven", replace("DiLoCo", without_parts)),
         in_rounds("measure_disturbed", replace("DiLoCo", without_quorum)),
         in_rounds("measure_robust", replace("DiLoCo", as_the_mean)),
+        in_rounds("measure_link", no_overlap),
     ],
     "fleet": [no_rounds],
     "nesterov": [without("SGD", "nesterov")],

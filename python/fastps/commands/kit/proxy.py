@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and a server that can stall, delay, cut, reset and count its traffic."""
+"""A TCP proxy between a client and a server that can stall, delay, slow, cut, reset and count its traffic."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Proxy(Closing):
         address: Its own address.
         cuts: Number of completed `cut_after`.
         delay: Delay of all data in both directions, in seconds.
+        rate: Bytes per second that all connections together get in each direction; None: no limit.
     """
 
     def __init__(self, target: str) -> None:
@@ -42,6 +43,8 @@ class Proxy(Closing):
         self._closed = False
         self.cuts = 0
         self.delay = 0.0
+        self.rate: float | None = None
+        self._busy = {True: 0.0, False: 0.0}
         threading.Thread(target=self._accept, daemon=True).start()
 
     def stall(self, stalled: bool) -> None:
@@ -91,8 +94,7 @@ class Proxy(Closing):
         with contextlib.suppress(OSError, ValueError):
             while data := self._receive(source):
                 (self._requests if to_server else self._answers).wait(PATIENT)
-                if self.delay:
-                    time.sleep(self.delay)
+                time.sleep(self.delay + self._on_the_line(len(data), to_server))
                 data, cut = self._within(data, to_server)
                 sink.sendall(data)
                 if cut:
@@ -103,6 +105,15 @@ class Proxy(Closing):
         with self._lock:
             self._open -= {source, sink}
         return None
+
+    def _on_the_line(self, count: int, to_server: bool) -> float:
+        """Seconds until so many bytes have left, after all that came before them."""
+        if self.rate is None:
+            return 0.0
+        with self._lock:
+            now = time.monotonic()
+            self._busy[to_server] = max(now, self._busy[to_server]) + count / self.rate
+            return self._busy[to_server] - now
 
     def _within(self, data: bytes, to_server: bool) -> tuple[bytes, bool]:
         """Returns the data to forward, and whether the connection is then cut."""
