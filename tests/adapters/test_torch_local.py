@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ torch = pytest.importorskip("torch")
 import sys  # noqa: E402
 
 import fastps.torch  # noqa: E402
+from fastps.commands.kit.servers import LocalCluster  # noqa: E402
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from shards import PATIENT, Shards  # noqa: E402
@@ -112,6 +115,26 @@ def test_rounds_equal_an_independent_loop_bit_for_bit(tmp_path: Path) -> None:
             ):
                 got = together(server.addresses, workers, samples)
                 assert all((got[name] == expected[name]).all() for name in expected)
+
+
+@pytest.mark.timeout(300)
+def test_two_processes_train_by_the_program_of_the_page(tmp_path: Path) -> None:
+    """Muon has the matrices; the servers are at two addresses."""
+    page = Path(__file__).parents[2] / "docs/how-to/low-communication.md"
+    (program,) = re.findall(r"<<'END'\n(.*?)^END$", page.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "train.py").write_text(program)
+    with LocalCluster(2, tmp_path) as cluster:
+        command = [sys.executable, str(tmp_path / "train.py"), cluster.addresses]
+        both = [subprocess.Popen([*command, seed], stdout=subprocess.PIPE, text=True) for seed in "12"]
+        try:
+            printed = [one.communicate(timeout=240)[0] for one in both]
+        finally:
+            for one in both:
+                one.kill()
+        assert [one.returncode for one in both] == [0, 0]
+        assert all(float(loss) < 0.4 for loss in printed), printed
+        with fastps.connect(cluster.addresses) as ps:
+            assert ps.versions("0.weight")["0.weight"] > 10
 
 
 @pytest.fixture
