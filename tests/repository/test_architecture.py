@@ -265,8 +265,8 @@ def python_files() -> list[Path]:
 
 RL = ROOT / "python/fastps/rl"
 CONVNET = ROOT / "lab/fastps_lab/repro/convnet.py"
-#: The program of a claim's worker process, which nothing imports.
-ALL_REDUCE = ROOT / "lab/fastps_lab/repro/allreduce/worker.py"
+#: The programs of claims' worker processes, which nothing imports.
+PROCESSES = {ROOT / "lab/fastps_lab/repro" / name for name in ("allreduce/worker.py", "fleet/peer.py")}
 NETS = {
     ROOT / "lab/fastps_lab/repro/figures/nets" / name
     for name in ("images.py", "parts_costs.py", "parts_model.py", "residual.py")
@@ -275,9 +275,9 @@ NETS = {
 
 def test_torch_and_jax_are_imported_by_their_adapters_alone() -> None:
     """But torch also by `fastps.rl`, whose models are torch's, and by claims and figures about models in
-    parts, about images and about all-reduce.
+    parts, about images, about all-reduce and about a fleet.
     """
-    models = {RL, CONVNET, ALL_REDUCE, *NETS, ROOT / "lab/fastps_lab/repro/claims/synthetic.py"}
+    models = {RL, CONVNET, *PROCESSES, *NETS, ROOT / "lab/fastps_lab/repro/claims/synthetic.py"}
     for path in python_files():
         for module, _ in python_imports(path):
             for framework in ("torch", "jax"):
@@ -291,7 +291,7 @@ def test_the_base_package_needs_numpy_alone() -> None:
     standard = set(__import__("sys").stdlib_module_names) | {"numpy", *PACKAGES}
     for path in python_files():
         if (
-            path == ALL_REDUCE
+            path in PROCESSES
             or path.name in ("jax.py", "mpi.py")
             or {"torch", "hogwild", "rl"} & {folder.name for folder in path.parents}
         ):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from fastps_lab.repro.claims.fleet import judge
+from fastps_lab.repro.claims.one_kill import KILL, lost
+from fastps_lab.repro.claims.one_kill import judge as judge_kill
 from fastps_lab.repro.fleet.trace import Life, machine_seconds, read_trace
 
 
@@ -33,4 +37,22 @@ def test_the_trace_names_the_processes_of_each_machine() -> None:
 )
 def test_rounds_must_be_lower_and_sooner(rounds: list[tuple[float, float]], holds: bool) -> None:
     steps = [(0, 5.0), (50, 4.0), (100, 3.0)]
-    assert judge({"curves": {"DiLoCo": rounds, "Sync": steps}}).holds is holds
+    figures = {"curves": {"DiLoCo": rounds, "Sync": steps}, "absent": {"torchft": "without torchft"}}
+    assert judge(figures).holds is holds
+    assert "torchft not played: without torchft" in judge(figures).measured
+
+
+def test_what_a_kill_costs_is_what_its_versions_come_later() -> None:
+    kill = 2 * math.ceil(KILL / 2)  # a version every other second, until then
+    before = [(float(at), 1 + at // 2) for at in range(kill)]
+    for pause, costs in ((0.0, 0.0), (6.0, 6.0)):
+        after = [(at + pause, 1 + at // 2) for at in range(kill, kill + 14)]
+        assert lost([*before, *after]) == (2.0, pytest.approx(costs))
+    slow, quick = (
+        [*before, *((at + 6.0, 1 + at // 2) for at in range(kill, kill + 14))],
+        [*before, (kill + 0.5, 1 + kill // 2)],
+    )
+    verdict = judge_kill({"present": 4, "versions": {"DiLoCo": quick, "torchft": slow}})
+    assert verdict.holds is True
+    assert judge_kill({"present": 4, "versions": {"DiLoCo": slow, "torchft": quick}}).holds is False
+    assert judge_kill({"present": 3, "versions": {"DiLoCo": quick, "torchft": slow}}).holds is None

@@ -2,76 +2,82 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import fastps
 from fastps.commands.kit import CommandError
-from fastps.commands.kit.children import ONE_THREAD, Child, end, python_module
-from fastps.commands.kit.proxy import Proxy
-from fastps.commands.kit.servers import LocalCluster
-from fastps_lab.repro.fleet.trace import machine_seconds, read_trace
-from fastps_lab.repro.fleet.worker import Job
+from fastps.commands.kit.children import Child, end
+from fastps_lab.repro.fleet.arms import Arm, Look
+from fastps_lab.repro.fleet.trace import Life, machine_seconds
+from fastps_lab.repro.fleet.worker import READY, Job
 from fastps_lab.repro.local_steps import Problem
 
 __all__ = ["play"]
 
-#: Seconds for imports and connections before the trace begins.
-PREPARE = 6.0
-#: Seconds between two looks at the loss.
+#: Seconds between two looks at what the fleet has reached.
 LOOK = 1.0
-#: Seconds until a worker that is gone is no longer waited for, in every arm.
-LEASE = 3.0
-#: Seconds of each way between a worker and the server.
-DELAY = 0.025
+#: Seconds that a process may take to import what it needs, and those from then to the begin of the trace.
+PATIENT, SOON = 300.0, 0.5
 
 
 def play(
     task: Problem,
-    mode: tuple[str, dict[str, Any]],
-    rule: fastps.Optimizer,
+    make: Callable[[Problem, Path], Arm],
+    lives: list[Life],
     seconds: float,
     quick: bool,
     seed: int,
-) -> list[tuple[float, float]]:
-    """Trains with the fleet for the first `seconds` of its trace; pairs (machine-seconds, loss)."""
-    lives = read_trace(seconds)
-    curve: list[tuple[float, float]] = []
+    look_every: float = LOOK,
+) -> list[tuple[float, float, Look]]:
+    """Trains with a fleet for so many seconds of its trace.
+
+    Returns:
+        Seconds of the trace, machine-seconds until then, and the look; none before there is something.
+    """
+    found: list[tuple[float, float, Look]] = []
     with tempfile.TemporaryDirectory(prefix="fastps-repro-") as folder, ExitStack() as stack:
-        options = ["--lease-ms", str(int(1000 * LEASE))]
-        address = stack.enter_context(LocalCluster(1, Path(folder), options)).addresses
-        ps = stack.enter_context(fastps.connect(address, timeout=60))
-        for name, values in task.start(0).items():
-            ps.register(name, values, rule)
-        names, running = list(task.start(0)), dict[int, Child]()
+        arm, running = stack.enter_context(make(task, Path(folder))), dict[int, Child]()
         stack.callback(lambda: end(list(running.values()), 0.0))
-        began = time.monotonic() + PREPARE
-        waiting = list(enumerate(lives))
+        clock, waiting = Path(folder) / "clock", list(enumerate(lives))
+
+        def start(until: float) -> None:
+            """Starts the processes of the machines that are there by then."""
+            for k, life in [one for one in waiting if one[1].start <= until]:
+                waiting.remove((k, life))
+                job = Job("", ("", {}), life.machine, life.paces, str(clock), quick, 100 * seed + k)
+                running[k] = arm.start(job, Path(folder) / f"worker-{k}.log")
+
+        prepare = -time.monotonic()
+        start(0.0)
+        for child in running.values():
+            _wait_until_ready(child)
+        began, looked = time.monotonic() + SOON, 0
+        prepare += began
+        clock.with_suffix(".new").write_text(str(began))
+        clock.with_suffix(".new").rename(clock)
         while (now := time.monotonic() - began) < seconds:
-            for k, life in list(waiting):
-                if life.start <= max(0.0, now):
-                    waiting.remove((k, life))
-                    proxy = stack.enter_context(Proxy(address))
-                    proxy.delay = DELAY
-                    job = Job(proxy.address, mode, life.machine, life.paces, began, quick, 100 * seed + k)
-                    running[k] = _start(job, Path(folder) / f"worker-{k}.log")
+            start(now + prepare)
             for k, child in list(running.items()):
                 if lives[k].end <= now:
                     running.pop(k).kill()
                 elif child.process.poll() is not None:
                     raise CommandError(f"machine {lives[k].machine} has ended: {child.last_words()}")
-            if now >= LOOK * len(curve):
-                curve.append((machine_seconds(lives, now), task.loss(ps.pull(names))))
-            time.sleep(0.02)
-        curve.append((machine_seconds(lives, seconds), task.loss(ps.pull(names))))
-    return curve
+            if now >= look_every * looked:
+                looked += 1
+                if (look := arm.look()) is not None:
+                    found.append((now, machine_seconds(lives, now), look))
+            time.sleep(0.01)
+        if (look := arm.look()) is not None:
+            found.append((seconds, machine_seconds(lives, seconds), look))
+    return found
 
 
-def _start(job: Job, log: Path) -> Child:
-    module = python_module("fastps_lab.repro.fleet.worker")
-    return Child([*module, json.dumps(dataclasses.asdict(job))], log, {**ONE_THREAD, "FASTPS_WEB": "off"})
+def _wait_until_ready(child: Child) -> None:
+    """Waits until a process has imported what it needs."""
+    end = time.monotonic() + PATIENT
+    while child.read_line(0.05) != READY:
+        if time.monotonic() > end or child.process.poll() is not None:
+            raise CommandError(f"a machine does not start: {child.last_words()}")
