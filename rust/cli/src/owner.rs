@@ -2,7 +2,7 @@
 
 use crate::command::{self, in_json, say};
 use clap::Parser;
-use fastps_core::error::{Error, Kind, Result};
+use fastps_core::error::{Error, Kind};
 use fastps_durable::owner::{Record, Stage};
 use fastps_server::backup::{Bucket, Owned, owners};
 use fastps_server::human::{duration, now};
