@@ -44,7 +44,8 @@ impl Watch {
         (interval, timeout): (Duration, Duration),
     ) -> io::Result<Self> {
         let (send, events) = unbounded_channel();
-        let (tls, stop) = (credentials.tls(), Signals::catch()?.stop(None::<fn()>));
+        let (tls, mut signals) = (credentials.tls(), Signals::catch()?);
+        let stop = async move { signals.stop(None::<fn()>).await };
         let watch = Self { events, send, over: Arc::default(), stop: Box::pin(stop) };
         watch.spawn("fastps-look", move |send, over| {
             let mut silent = Vec::new();
