@@ -55,7 +55,7 @@ DAMAGES = {
     "65 dimensions": (file_of({"a": entry(0, 4, shape=[1] * 65)}, 4), "a", "a shape that NumPy takes"),
     "infinite offset": (file_of({"a": entry(0, float("inf"))}, 8), "a", "got OverflowError"),
     "a number of 3,000 digits": (file_of({"a": entry(0, 10**3000)}, 8), "a", "expected 8 bytes"),
-    "dtype": (file_of({"a": entry(0, 8, "X9")}, 8), "a", "expected float32 or float64, got X9"),
+    "dtype": (file_of({"a": entry(0, 8, "X9")}, 8), "a", "expected float32, float64 or bfloat16, got X9"),
     "metadata": (file_of({"__metadata__": {"fastps": 7}, "a": entry(0, 8)}, 8), None, "a safetensors file"),
 }
 

@@ -181,6 +181,14 @@ def test_the_peak_of_the_bytes_falls(store: fastps.Store) -> None:
     assert sent[1] < 0.46 * sent[0]  # the largest tensor
 
 
+def until_held(ps: fastps.ParameterServer) -> None:
+    """Waits until a contribution has arrived and waits for others."""
+    end = time.monotonic() + 60
+    while not any(shard["counters"]["memory_held"] for shard in ps.stats()["shards"]):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_a_newcomer_takes_up_the_turn(ps: fastps.ParameterServer) -> None:
     zeros = np.zeros(3, np.float32)
     for name in "vw":
@@ -214,6 +222,7 @@ def test_a_newcomer_takes_up_the_turn(ps: fastps.ParameterServer) -> None:
                 at = ps.pull(name)[0]
                 one, other = (a, b) if turn else (b, a)
                 reach(one, at + (1 if turn else 3))
+                until_held(ps)
                 assert not one.ready()
                 reach(other, at + (3 if turn else 1))
                 for worker in (a, b):

@@ -563,7 +563,7 @@ class Failing:
         return flight
 
     def exchange(self, *step):
-        return (None, None, self.errors.pop(0)) if self.errors else self._native.exchange(*step)
+        return (None, None, self.errors.pop(0), []) if self.errors else self._native.exchange(*step)
 
     def _raise(self, error):
         raise error

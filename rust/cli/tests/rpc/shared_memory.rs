@@ -321,7 +321,9 @@ fn a_connection_that_is_cut_in_mid_pull_ends() {
 /// shared memory gets an error.
 #[test]
 fn without_room_the_unix_socket_does() {
-    let cluster = Cluster::of(1, |config| config.memory_limit = Some(4 << 20));
+    let cluster = Cluster::of(1, |config| {
+        (config.memory_limit, config.room_for_workers) = (Some(4 << 20), 0);
+    });
     let address = &cluster.addresses()[0];
     fill(&connect(address, Transport::Tcp, PATIENT).unwrap());
     let client = connect(address, Transport::Auto, PATIENT).unwrap();
@@ -338,7 +340,9 @@ fn without_room_the_unix_socket_does() {
 #[test]
 fn a_large_message_passes_rings_that_cannot_grow() {
     const LEN: usize = 10_000;
-    let cluster = Cluster::of(1, |config| config.memory_limit = Some(4 << 20));
+    let cluster = Cluster::of(1, |config| {
+        (config.memory_limit, config.room_for_workers) = (Some(4 << 20), 0);
+    });
     let client = connect(&cluster.addresses()[0], Transport::Shm, PATIENT).unwrap();
     register_full(&client, "w".into(), LEN, 0.0);
     for round in 1..=5 {

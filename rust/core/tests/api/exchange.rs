@@ -248,11 +248,8 @@ impl Policy for HoldAll {
     }
 }
 
-#[test]
-fn the_values_contain_what_a_policy_held() {
-    let policy = Arc::new(HoldAll::default());
-    let lengths = [5, 2 * SLICE];
-    let options = StoreOptions { policy: Some(policy.clone()), ..StoreOptions::default() };
+/// What `make` returns while all that the policy holds is released.
+fn releasing<T>(policy: &HoldAll, make: impl FnOnce() -> T) -> T {
     let (over, begin) = (AtomicBool::new(false), Instant::now());
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -262,6 +259,18 @@ fn the_values_contain_what_a_policy_held() {
                 std::thread::yield_now();
             }
         });
+        let made = make();
+        over.store(true, Ordering::SeqCst);
+        made
+    })
+}
+
+#[test]
+fn the_values_contain_what_a_policy_held() {
+    let policy = Arc::new(HoldAll::default());
+    let lengths = [5, 2 * SLICE];
+    let options = StoreOptions { policy: Some(policy.clone()), ..StoreOptions::default() };
+    releasing(&policy, || {
         let store = store(options, &lengths, Apply::Exact);
         let list = list(&store, &lengths);
         let gradients = lengths.map(|n| Some(vec![1.0; n]));
@@ -269,20 +278,12 @@ fn the_values_contain_what_a_policy_held() {
         let (done, values) = exchange(&store, &list, &gradients, &lengths, (&how, &[]));
         let done = done.unwrap();
         assert_eq!(done.pushed.unwrap().len(), 2);
-        assert!(
-            done.versions
-                .unwrap()
-                .unwrap()
-                .tensors()
-                .iter()
-                .flat_map(|(_, slices)| slices)
-                .all(|s| s.version == 2)
-        );
+        let versions = done.versions.unwrap().unwrap();
+        assert!(versions.tensors().iter().flat_map(|(_, slices)| slices).all(|s| s.version == 2));
         for (k, values) in values.iter().enumerate() {
             assert_ne!(bits(values), bits(&waves(lengths[k], 0.7)));
             assert_eq!(bits(values), bits(&pull(&store, k)));
         }
-        over.store(true, Ordering::SeqCst);
     });
 }
 
@@ -290,7 +291,7 @@ fn the_values_contain_what_a_policy_held() {
 fn a_held_push_is_left_where_the_caller_asks_for_it() {
     let policy = Arc::new(HoldAll::default());
     let options = StoreOptions { policy: Some(policy.clone()), ..StoreOptions::default() };
-    let store = store(options, &[5], Apply::Exact);
+    let store = releasing(&policy, || store(options, &[5], Apply::Exact));
     let (list, values) = (list(&store, &[5]), [1.0; 5]);
     let gradients = [Some(GradientRef::whole("0", &[5], View::Float32(&values)))];
     let feedback = Some(Arc::new(Mutex::new(ErrorFeedback::new())));

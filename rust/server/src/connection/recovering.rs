@@ -202,13 +202,12 @@ impl<S> Service<http::Request<Body>> for Refusing<S> {
     }
 
     fn call(&mut self, _: http::Request<Body>) -> Self::Future {
-        let error = match self.files.owner() {
-            // Another server may own the shard: clients take who names it for the shard.
-            Some(owner) => owner.refusal(),
-            None => {
-                let message = format!("the server is recovering: {}", self.files.progress());
-                Error::new(Kind::Unavailable, message).shard(self.shard).retry_after_ms(RETRY_AFTER_MS)
-            }
+        // Another server may own the shard: clients take who names it for the shard.
+        let error = if let Some(owner) = self.files.owner() {
+            owner.refusal()
+        } else {
+            let message = format!("the server is recovering: {}", self.files.progress());
+            Error::new(Kind::Unavailable, message).shard(self.shard).retry_after_ms(RETRY_AFTER_MS)
         };
         ready(Ok(convert::status(&error).into_http()))
     }

@@ -8,7 +8,7 @@ use crate::owner::{Ownership, since_boot};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::copy;
 use fastps_durable::owner::{
-    Answer, Candidate, LockedFile, LogPosition, Phase, Record, Request, Stage, Timing,
+    Answer, Candidate, Claim, LockedFile, LogPosition, Phase, Record, Request, Stage, Timing,
 };
 use futures_util::future::join_all;
 use object_store::UpdateVersion;
@@ -31,7 +31,7 @@ const MIN_RELEASE_TIME: Duration = Duration::from_secs(1);
 /// The claims of a server's shards.
 #[derive(Debug)]
 pub(crate) struct Owners {
-    owners: Vec<Arc<Ownership>>,
+    shards: Vec<Arc<Ownership>>,
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -109,8 +109,8 @@ impl Owners {
         };
         let thread = std::thread::Builder::new().name("fastps-owner".to_owned());
         let thread = Some(thread.spawn(work).map_err(failed)?);
-        let claims = Self { owners, stop, thread };
-        for owner in &claims.owners {
+        let claims = Self { shards: owners, stop, thread };
+        for owner in &claims.shards {
             while !owner.holds() {
                 if let Some(error) = owner.failure() {
                     return Err(error);
@@ -127,14 +127,14 @@ impl Owners {
     /// Gives the shards up, so that the next owner need not wait, unless that takes longer than until
     /// `deadline`.
     pub(crate) fn release(self, deadline: Instant) {
-        for owner in &self.owners {
-            owner.change(|claim| claim.release());
+        for owner in &self.shards {
+            owner.change(Claim::release);
         }
         let deadline = deadline.max(Instant::now() + MIN_RELEASE_TIME);
         let over = |owner: &Arc<Ownership>| {
             owner.failure().is_some() || matches!(owner.phase(), None | Some(Phase::Released | Phase::Lost))
         };
-        while !self.owners.iter().all(over) {
+        while !self.shards.iter().all(over) {
             if Instant::now() >= deadline {
                 tracing::warn!(
                     "a shard is not given up: there was no time; its next owner waits for the lease"
@@ -315,12 +315,12 @@ impl Keeper {
         }
         let Some(Record { term, tip, .. }) = owner.record() else { return Ok(()) };
         if let Err(error) = self.check_directory(tip.term) {
-            owner.change(|claim| claim.release());
+            owner.change(Claim::release);
             let _ = timeout(self.timing.lease, self.until(Phase::Released)).await;
             return Err(error);
         }
         self.again("whether the newest copy is marked", async || self.mark(term).await).await?;
-        owner.change(|claim| claim.marked());
+        owner.change(Claim::marked);
         copy::note_served(directory, term)?;
         let opened = owner.change(|claim| {
             let place = LogPosition::default();
