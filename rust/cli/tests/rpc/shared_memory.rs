@@ -321,9 +321,7 @@ fn a_connection_that_is_cut_in_mid_pull_ends() {
 /// shared memory gets an error.
 #[test]
 fn without_room_the_unix_socket_does() {
-    let cluster = Cluster::of(1, |config| {
-        (config.memory_limit, config.room_for_workers) = (Some(4 << 20), 0);
-    });
+    let cluster = Cluster::of(1, |config| config.memory_limit = Some(8 << 20));
     let address = &cluster.addresses()[0];
     fill(&connect(address, Transport::Tcp, PATIENT).unwrap());
     let client = connect(address, Transport::Auto, PATIENT).unwrap();
@@ -331,7 +329,8 @@ fn without_room_the_unix_socket_does() {
     assert!(way.starts_with("unix: ") && way.contains("memory is full"), "{way}");
     client.close(PATIENT);
     let client = connect(address, Transport::Shm, PATIENT).unwrap();
-    let push = Gradient { name: "2048 0".into(), shape: vec![2048], values: Arc::new(vec![1.0; 2048]) };
+    let push =
+        Gradient { name: "16384 0".into(), shape: vec![1 << 14], values: Arc::new(vec![1.0; 1 << 14]) };
     let error = client.push(&[push], &options(Duration::from_millis(500))).unwrap_err();
     assert!(format!("{error:?}").contains("memory is full"), "{error:?}");
 }
