@@ -83,7 +83,7 @@ def write(
         file.write(len(text).to_bytes(8, "little") + text)
         for name in largest_first:
             array = tensors[name][1]
-            file.write(memoryview(array).cast("B") if array.size else b"")
+            file.write(array.data.cast("B") if array.size else b"")
 
 
 def read(path: File, verify: bool) -> tuple[dict[str, str], dict[str, Array]]:

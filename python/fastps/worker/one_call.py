@@ -57,14 +57,16 @@ class OneCall:
         """Pushes and fetches; None if that is not possible, and then nothing was done."""
         if self._arrays is None or not self._pushes.idle or type(grads) is not dict:
             return None
-        groups: list[str] | None = []
+        groups: list[str] = []
         flight = None
         if mode.waits_for_others:
-            groups = self._together.begin_at_once()
-            if groups is None:
+            told = self._together.begin_at_once()
+            if told is None:
                 return None
             if mode.shares_versions:  # whose versions are what it waits for
-                groups, flight = [], self._pushes.about_to_push(grads)
+                flight = self._pushes.about_to_push(grads)
+            else:
+                groups = told
         one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
         settings = _fastps.PushSettings(
             None, one, None, self._fetches.installed, None, mode.correction, None, note
