@@ -122,7 +122,7 @@ fn said_of_a_key(ca: &Ca, mode: u32) -> String {
     std::fs::set_permissions(&key, Permissions::from_mode(mode)).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_fastps-server"));
     command
-        .args(["--listen", "127.0.0.1:0", "--memory-limit", "1GiB", "--tls-cert"])
+        .args(["--listen", "127.0.0.1:0", "--web", "off", "--memory-limit", "1GiB", "--tls-cert"])
         .arg(cert)
         .arg("--tls-key")
         .arg(key);

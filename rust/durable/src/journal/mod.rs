@@ -311,6 +311,11 @@ impl Journal {
         self.log.check()
     }
 
+    /// Why changes could not become durable at some moment since the last call, even if they can now.
+    pub fn take_failure(&self) -> Option<Error> {
+        self.log.take_failure()
+    }
+
     /// Calls `then` once everything before `position` is durable: immediately, or on another thread. While
     /// the log is broken, it waits for the snapshot that closes the gap.
     pub fn when_durable(&self, position: u64, then: impl FnOnce() + Send + 'static) {

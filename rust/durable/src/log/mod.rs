@@ -158,6 +158,11 @@ impl Log {
         }
     }
 
+    /// Why the log broke since the last call, even if a snapshot that was being written has repaired it.
+    pub(crate) fn take_failure(&self) -> Option<Error> {
+        self.queue().failure.take()
+    }
+
     /// Calls `then` once everything before `position` is durable: immediately, or on the writing thread, in
     /// order.
     pub(crate) fn when_durable(&self, position: Position, then: Callback) {

@@ -73,6 +73,8 @@ pub(super) struct Queue {
     pub(super) space_waiters: Vec<Callback>,
     /// Why the current segment is unusable.
     pub(super) broken: Option<Error>,
+    /// Why a segment became unusable since somebody last asked.
+    pub(super) failure: Option<Error>,
     /// Records are missing that no snapshot covers yet.
     pub(super) gap: bool,
     pub(super) catalog: Catalog,
@@ -163,6 +165,7 @@ impl Queue {
 
     /// Marks the current segment as unusable.
     pub(super) fn mark_broken(&mut self, why: Error) {
+        self.failure = Some(why.clone());
         self.broken = Some(why);
         self.pending = PendingFrames::default();
     }

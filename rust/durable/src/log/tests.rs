@@ -120,6 +120,11 @@ fn a_full_disk_is_reported_and_a_snapshot_closes_the_gap() {
     assert!(third.recv_timeout(Duration::from_millis(50)).is_err());
     log.close_gap();
     log.check().unwrap();
+    assert!(
+        log.take_failure().is_some_and(|why| why.message.contains("/dev/full")),
+        "whoever asks late learns it"
+    );
+    assert_eq!(log.take_failure(), None);
     for durability_notice in [first, second, third, durability_notice(&log)] {
         durability_notice.recv_timeout(TIMEOUT).unwrap();
     }

@@ -100,7 +100,7 @@ impl Turn {
     /// Takes a snapshot if one is due. Returns the time until the next check.
     fn look(&mut self) -> Duration {
         let broken = self.journal.check();
-        self.tell_broken(&broken);
+        self.tell_broken(broken.as_ref().err());
         let now = Instant::now();
         if now < self.retry {
             return CHECK_INTERVAL;
@@ -132,7 +132,7 @@ impl Turn {
                 if let Some(lasted) = self.failed.over(now) {
                     tracing::info!(shard, "snapshots are written again: they failed {lasted}");
                 }
-                self.tell_broken(&self.journal.check());
+                self.tell_broken(self.journal.check().err().as_ref());
                 true
             }
             Err(error) => {
@@ -145,20 +145,19 @@ impl Turn {
         }
     }
 
-    /// Logs when the log breaks, and when it is repaired.
-    fn tell_broken(&mut self, broken: &Result<()>) {
+    /// Logs when the log breaks, also if a snapshot has repaired it since, and when it is repaired.
+    fn tell_broken(&mut self, broken: Option<&Error>) {
         let (shard, now) = (self.shard.index(), Instant::now());
-        match broken {
-            Err(error) => {
-                if let Some(again) = self.broken.met(now) {
-                    tracing::error!(shard, %error, "nothing is durable{again}");
-                }
-            }
-            Ok(()) => {
-                if let Some(lasted) = self.broken.over(now) {
-                    tracing::info!(shard, "changes are durable again: the log was broken {lasted}");
-                }
-            }
+        let failure = self.journal.take_failure();
+        if let Some(error) = broken.or(failure.as_ref())
+            && let Some(again) = self.broken.met(now)
+        {
+            tracing::error!(shard, %error, "nothing is durable{again}");
+        }
+        if broken.is_none()
+            && let Some(lasted) = self.broken.over(now)
+        {
+            tracing::info!(shard, "changes are durable again: the log was broken {lasted}");
         }
     }
 }
