@@ -146,7 +146,7 @@ def test_a_list_with_another_rate_is_refused_whole() -> None:
     grads = {"v": half, "w": half}
     with fastps.serve(shards=2) as server, fastps.connect(server) as client, fastps.Store() as store:
         for ps in (store, client):
-            ps.register(grads, {"v": fastps.SGD(lr=0.5), "w": fastps.ScheduleFreeSGD(lr=0.1)})
+            ps.register(grads, optimizer={"v": fastps.SGD(lr=0.5), "w": fastps.ScheduleFreeSGD(lr=0.1)})
             bound = ps.bind(grads)
             calls: dict[str, Callable[[], object]] = {
                 "push": lambda ps=ps: ps.push(grads, lr=0.2),  # type: ignore[misc]

@@ -161,7 +161,7 @@ def test_both_formats_have_the_same_events_and_no_secret(tmp_path: Path) -> None
     both = found["text"] & found["json"]
     assert ("INFO", "a worker joined its group", "the worker") in both
     assert ("WARN", "a worker is refused", "the odd one") in both
-    assert ("INFO", "a worker left its group", "the client") in both
+    assert ("INFO", "a worker left its group", "the worker") in both
     assert ("INFO", "a client joined", "the client") in both
     differ = {text for _, text, _ in found["text"] ^ found["json"]}
     assert differ <= {

@@ -16,21 +16,21 @@ SGD = fastps.SGD(lr=1.0)
 def test_a_client_takes_the_new_tensor_for_the_old_one() -> None:
     """Its copy of the map has the old one, by which it checks what it is given."""
     old, new = np.zeros(7, np.float32), np.ones(5, np.float32)
-    calls: dict[str, Callable[[fastps.ParameterServer], object]] = {
-        "push": lambda ps: ps.push("w", new),
-        "list": lambda ps: ps.push({"w": new}, codec=fastps.Int8()),
-        "assign": lambda ps: ps.assign("w", new),
+    calls: dict[str, Callable[[fastps.ParameterServer, str], object]] = {
+        "push": lambda ps, w: ps.push(w, new),
+        "list": lambda ps, w: ps.push({w: new}, codec=fastps.Int8()),
+        "assign": lambda ps, w: ps.assign(w, new),
     }
     with fastps.serve(shards=2) as server, fastps.connect(server) as one, fastps.connect(server) as other:
         for name, call in calls.items():
             with case(name):
-                one.register("w", old, SGD)
-                other.pull("w")
-                one.unregister("w")
-                one.register("w", new, SGD, average=fastps.EMA(0.5), dtype="bfloat16")
-                call(other)
-                assert other.pull("w").shape == new.shape
-                one.unregister("w")
+                w = f"w {name}"
+                one.register(w, old, SGD)
+                other.pull(w)
+                one.unregister(w)
+                one.register(w, new, SGD, average=fastps.EMA(0.5), dtype="bfloat16")
+                call(other, w)
+                assert other.pull(w).shape == new.shape
 
 
 def test_a_pull_after_a_refusal_is_of_the_new_tensor() -> None:
@@ -47,21 +47,21 @@ def test_a_pull_after_a_refusal_is_of_the_new_tensor() -> None:
 
 def test_a_call_for_values_is_right_after_one_refusal() -> None:
     old, new = np.zeros(7, np.float32), np.ones(5, np.float32)
-    calls: dict[str, Callable[[fastps.ParameterServer], object]] = {
-        "push_pull": lambda ps: ps.push_pull("w", new),
-        "average": lambda ps: ps.pull("w", view="average"),
-        "rows": lambda ps: ps.pull("w", indices=[6]),
+    calls: dict[str, Callable[[fastps.ParameterServer, str], object]] = {
+        "push_pull": lambda ps, w: ps.push_pull(w, new),
+        "rows": lambda ps, w: ps.pull(w, indices=[6]),
     }
     with fastps.serve(shards=2) as server, fastps.connect(server) as one, fastps.connect(server) as other:
         for name, call in calls.items():
             with case(name):
+                w = f"w {name}"
                 first, second = (new, old) if name == "rows" else (old, new)
-                one.register("w", first, SGD)
-                other.pull("w")
-                one.unregister("w")
-                one.register("w", second, SGD, average=fastps.EMA(0.5))
+                one.register(w, first, SGD)
+                other.pull(w)
+                one.unregister(w)
+                one.register(w, second, SGD, average=fastps.EMA(0.5))
                 with pytest.raises((fastps.ShapeError, fastps.ConfigError)):
-                    call(other)
-                assert other.versions("w")["w"] == 1
-                call(other)
-                one.unregister("w")
+                    call(other, w)
+                assert other.versions(w)[w] == 1
+                call(other, w)
+                one.unregister(w)

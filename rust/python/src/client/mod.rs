@@ -225,6 +225,7 @@ impl Client {
         if let Some(store) = &self.local {
             return Ok(Self::local(store.sibling(), self.check_finite, timeout));
         }
+        let name = name.map(|name| text::printable(&name));
         let other = move |server: &Shared| server.another_within(name.as_deref(), timeout);
         let other = self.call(py, server, other)?.or_raise(py)?;
         let title = self.title.clone();
