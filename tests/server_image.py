@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
 USER = 65532
 #: As much as an image may have: a release has at most 40 MB, and code that is not optimised is larger.
-MOST = 48 << 20
+MOST = 56 << 20
 
 
 def fill(root: Path) -> None:

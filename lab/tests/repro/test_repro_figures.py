@@ -49,6 +49,11 @@ def curves(**times):
     }
 
 
+def killed(seconds: float) -> list[tuple[float, int]]:
+    """Versions of rounds of 2 s, of which the one after 40 s takes so many seconds more."""
+    return [(2.0 * version + (seconds if version > 20 else 0.0), version) for version in range(30)]
+
+
 PAUSE = {"before": 120, "meanwhile": 0, "others": 900}
 FRAMES = [70_000, 80_000, 90_000, 100_000]
 
@@ -132,6 +137,10 @@ FIGURES = {
             {"ways": {"serial": [[379, 9, 37]], "Downpour": [[88, 9, 90]], "Sync": [[112, 9, 41]]}},
             {"ways": {"serial": [[379, 9, 37]], "Downpour": [[88, 9, 53]], "Sync": [[380, 9, 41]]}},
         ],
+    ),
+    "one-kill": (
+        {"present": 4, "versions": {"DiLoCo": killed(1.0), "torchft": killed(9.0)}},
+        [{"versions": {"DiLoCo": killed(3.0), "torchft": killed(9.0)}}],
     ),
     # Of the quick form, and not reproduced; `test_repro_judges.py` measures the others.
     "downpour-tuned": (
