@@ -164,6 +164,8 @@ struct Search<'a> {
     /// The last time noted, and that at `at`.
     time: u64,
     found_time: u64,
+    /// When the snapshot to begin with was written; 0: unknown, or followed by frames without a time.
+    base_time: u64,
     newest: u64,
     /// Those of `slices` that have not reached the version yet; `None`: the tensor is not known.
     awaited: Option<BTreeSet<u64>>,
@@ -179,6 +181,7 @@ impl<'a> Search<'a> {
             at: None,
             time: 0,
             found_time: 0,
+            base_time: 0,
             newest: 0,
             awaited: None,
         };
@@ -197,7 +200,8 @@ impl<'a> Search<'a> {
         }
         if let Moment::Time(time) = self.moment {
             // The manifest has whole seconds.
-            self.may_begin = (base.manifest.written + 1).saturating_mul(1000) <= *time;
+            self.base_time = base.manifest.written.saturating_add(1).saturating_mul(1000);
+            self.may_begin = self.base_time <= *time;
             return Ok(());
         }
         let (mut latest, mut awaited) = (0, BTreeSet::new());
@@ -247,6 +251,9 @@ impl<'a> Search<'a> {
     fn take(&mut self, at: Place, content: &Content<'_>) -> ControlFlow<()> {
         if self.awaited.as_ref().is_some_and(BTreeSet::is_empty) {
             return self.stop_at(at);
+        }
+        if self.time == 0 && !matches!(content, Content::Time(_) | Content::Durable(_)) {
+            self.base_time = 0;
         }
         match content {
             Content::Time(time) => {
@@ -309,6 +316,7 @@ impl<'a> Search<'a> {
 
     fn stop(&self) -> Option<Stop> {
         let (at, noted) = self.at.map_or((END, self.time), |at| (at, self.found_time));
+        let noted = if noted > 0 { noted } else { self.base_time };
         let time = if noted > 0 { noted.saturating_add(STAMP_INTERVAL.as_millis() as u64) } else { 0 };
         let caps = match self.moment {
             Moment::Version(version) => Caps::All(*version),

@@ -200,6 +200,33 @@ fn shards_agree_on_a_moment() {
 }
 
 #[test]
+fn a_snapshot_says_the_time_of_what_it_contains() {
+    for history in [1 << 30, 0] {
+        let dir = Folder::new();
+        let world = World::with(Settings { history, ..kept(&dir.0, 0, 1) }).unwrap();
+        world.session(1);
+        world.register(10, "a", 2, Apply::Exact, sgd());
+        (1..=3).for_each(|round| world.push(10, 1, round, 1.0, None));
+        world.journal.snapshot(&world.shard).unwrap();
+        let expected = state([&world]);
+        // A manifest has whole seconds.
+        std::thread::sleep(Duration::from_millis(1100));
+        let between = Moment::Time(now());
+        let unchanged = rewound(&dir.0, &between).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        world.push(10, 1, 4, 1.0, None);
+        world.sync();
+        let found = rewound(&dir.0, &between);
+        assert!(unchanged == expected, "before the next change");
+        if history > 0 {
+            assert!(found.unwrap() == expected, "after it");
+        } else {
+            assert!(found.unwrap_err().message.contains("before the first time"));
+        }
+    }
+}
+
+#[test]
 fn history_is_bounded_and_thinned() {
     let dir = Folder::new();
     let settings = Settings { history: 300_000, ..kept(&dir.0, 0, 1) };
