@@ -86,12 +86,12 @@ def test_the_goodbye_of_vectors_is_within_their_timeout(
 ) -> None:
     """Not twice the timeout: the client beneath has as much time as is left."""
     ps, stop = stopped
-    v = fastps.optimize.Vectors(ps, ["w"], ["g"], space="s", timeout=4.0)
+    v = fastps.optimize.Vectors(ps, ["w"], ["g"], space="s", timeout=8.0)
     stop()
     begin = time.monotonic()
     with contextlib.suppress(fastps.DeadlineError, fastps.ConnectionLostError):
         getattr(v, how)()
-    assert time.monotonic() - begin < 7.0
+    assert time.monotonic() - begin < 14
 
 
 @contextlib.contextmanager

@@ -195,7 +195,7 @@ def test_a_stopped_server_does_not_hold_a_call():
         begin = time.monotonic()
         with pytest.raises((fastps.PartialPush, fastps.DeadlineError, fastps.ConnectionLostError)) as failed:
             ps.push("w", np.full(n, -1, np.float32), timeout=0.5)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 20
         os.kill(pid, signal.SIGCONT)
         doubts = getattr(failed.value, "in_doubt", ())
         fates = {doubt.elements.start: doubt.result(30) for doubt in doubts}

@@ -117,7 +117,7 @@ def test_a_path_that_leads_nowhere_is_named(tmp_path: Path):
         begin = time.monotonic()
         with pytest.raises(fastps.ConnectionLostError, match=name):
             fastps.connect(f"unix://{tmp_path}/{name}", timeout=0.3)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 20
 
 
 def test_an_address_that_cannot_be_is_refused(tmp_path: Path):
