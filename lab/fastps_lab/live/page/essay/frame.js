@@ -102,7 +102,8 @@ class Block {
     this.numbers = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Numbers: ${spec.title}` });
     this.more = make("details", { class: "behind", ontoggle: () => this.showTable() }, make("summary", {}, "Numbers of this figure"), this.numbers);
     const words = make("div", { class: "words" });
-    words.innerHTML = spec.text.replace(/\{(\w+)\}([.,;]?)/g, '<span class="glued"><span data-control="$1"></span>$2</span>');
+    const text = typeof spec.text === "string" ? spec.text : spec.text(real);
+    words.innerHTML = text.replace(/\{(\w+)\}([.,;]?)/g, '<span class="glued"><span data-control="$1"></span>$2</span>');
     for (const place of words.querySelectorAll("[data-control]")) place.replaceWith(this.control(place.dataset.control));
     words.append(this.insight);
     this.caption = make("figcaption", {}, spec.caption);
