@@ -2,16 +2,16 @@
 
 Needs no extra.
 
-    fastps run -n 2 examples/mnist_numpy.py      # a server and two workers; or, on any machines:
-    fastps serve                                # terminal 1: a server at port 7070
-    python examples/mnist_numpy.py 127.0.0.1:7070# terminal 2, 3, ...: a worker each
+    fastps run -n 2 examples/mnist_numpy.py        # a server and two workers; or, on any machines:
+    fastps serve                                   # terminal 1: a server at port 7070
+    python examples/mnist_numpy.py 127.0.0.1:7070  # terminal 2, 3, ...: a worker each
 
 The images are the four original .gz files in mnist/ of the folder FASTPS_DATA_DIR, or else the small digits
-that come with fastps. An optional second argument is the number of epochs (default 5).
+that come with fastps. --epochs is 5 unless given: the workers together go through the images as often.
 """
 
+import argparse
 import os
-import sys
 
 import numpy as np
 
@@ -37,7 +37,11 @@ def gradients(params, x, y):
     return {"w1": x.T @ back, "b1": back.sum(axis=0), "w2": hidden.T @ p, "b2": p.sum(axis=0)}
 
 
-epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+parser = argparse.ArgumentParser()
+parser.add_argument("addresses", nargs="*")
+parser.add_argument("--epochs", type=int, default=5)
+args = parser.parse_args()
+
 folder = os.environ.get("FASTPS_DATA_DIR")
 data = fastps.data.mnist(f"{folder}/mnist") if folder else fastps.data.digits()
 rng = np.random.default_rng(0)
@@ -48,12 +52,12 @@ params = {
     "b2": np.zeros(CLASSES, np.float32),
 }
 
-with fastps.connect(*sys.argv[1:2]) as ps:
+with fastps.connect(*args.addresses) as ps:
     for name, values in params.items():
         ps.register(name, values, fastps.Adam(lr=3e-3))  # the first worker's values win
     with fastps.Worker(ps, params) as worker:
         portions = fastps.data.Portions(ps, n=len(data.train_x), size=64, name="mnist")
-        while portions.epoch < epochs:
+        while portions.epoch < args.epochs:
             for indices in portions:
                 worker.step(gradients(worker.params, data.train_x[indices], data.train_y[indices]))
             worker.pull_model()  # with the last steps of the others

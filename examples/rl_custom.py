@@ -2,12 +2,12 @@
 
 Needs the extra rl.
 
-fastps run -n 2 examples/rl_custom.py          # a server and two workers; or, on any machines:
-fastps serve                                   # terminal 1: a server at port 7070
-python examples/rl_custom.py 127.0.0.1:7070 0  # terminal 2, 3, ...: a worker each, with its own seed
+fastps run -n 2 examples/rl_custom.py                 # a server and two workers; or, on any machines:
+fastps serve                                          # terminal 1: a server at port 7070
+python examples/rl_custom.py 127.0.0.1:7070 --seed 0  # terminal 2, 3, ...: a worker each
 """
 
-import sys
+import argparse
 
 import gymnasium
 import numpy as np
@@ -46,7 +46,10 @@ class Table(nn.Module):
 
 
 algorithm = fastps.rl.A3C(steps=10, lr=0.02)
-seed = int(sys.argv[2]) if len(sys.argv) > 2 else fastps.engines.detect().rank
-with fastps.connect(*sys.argv[1:2]) as ps:
-    fastps.rl.run_worker(ps, algorithm, Corridor, Table(), seed=seed, frames=10_000)
+parser = argparse.ArgumentParser()
+parser.add_argument("addresses", nargs="*")
+parser.add_argument("--seed", type=int, default=fastps.engines.detect().rank)
+args = parser.parse_args()
+with fastps.connect(*args.addresses) as ps:
+    fastps.rl.run_worker(ps, algorithm, Corridor, Table(), seed=args.seed, frames=10_000)
     print("mean return", np.mean(fastps.rl.evaluate(ps, algorithm, Corridor, 10, Table())))  # at best 0.2

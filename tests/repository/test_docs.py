@@ -316,7 +316,7 @@ def test_the_mnist_example_reads_the_original_files() -> None:
     if folder is None or not (Path(folder) / "mnist").is_dir():
         pytest.skip("FASTPS_DATA_DIR names no folder with mnist/")
     with fastps.serve() as server, fastps.connect(server.addresses) as ps:
-        command = [sys.executable, str(ROOT / "examples/mnist_numpy.py"), server.addresses, "1"]
+        command = [sys.executable, str(ROOT / "examples/mnist_numpy.py"), server.addresses, "--epochs=1"]
         output = run(command, ROOT / "tests", 200)
         assert ps.versions("w1")["w1"] == 1 + 938
     assert float(re.findall(r"epoch 1  accuracy (\S+)", output)[0]) > 0.9, output
