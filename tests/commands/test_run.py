@@ -90,6 +90,7 @@ def assert_gone(family: list[psutil.Process]) -> None:
 
 # -- environment and output ----------------------------------------------------------------------------------
 
+UNUSED = "no worker has connected to the servers"
 SHOW = """
 import json, os, sys
 names = ["FASTPS_ADDRESSES", "FASTPS_RANK", "FASTPS_WORKERS", "RANK", "WORLD_SIZE", "LOCAL_RANK"]
@@ -166,7 +167,14 @@ with fastps.connect() as ps:
 """
     ran = run("-n", "3", script(tmp_path, text))
     assert ran.returncode == 0, ran.stderr
+    assert UNUSED not in ran.stderr
     assert sorted(line.rpartition(" ")[2] for line in ran.stdout.splitlines()) == ["2", "3", "4"]
+
+
+def test_workers_that_train_without_the_servers_are_told(tmp_path: Path) -> None:
+    ran = run("-n", "2", script(tmp_path, "print('done')"))
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count(UNUSED) == 1
 
 
 def test_servers_that_run_already_are_used(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -17,6 +18,8 @@ from fastps.commands.kit.servers import free_ports
 from fastps.commands.run.door import DONE, Door
 from fastps.commands.run.output import Output
 from fastps.commands.run.process import Server, Worker
+from fastps.connect import connect
+from fastps.errors import FastpsError
 
 __all__ = ["Launch", "Plan"]
 
@@ -30,6 +33,9 @@ _WORKERS_END, _SERVERS_END = 1.5, 2.5
 _INTERRUPTED_LINES = 0.2
 #: Seconds that servers have to save their state at the end of a run.
 _SERVERS_SAVE = 60.0
+#: Seconds to ask servers whether anybody has used them, and the counters that tell.
+_ASKING = 5.0
+_SESSIONS = ("sessions", "sessions_expired", "sessions_gave_way", "sessions_closed")
 #: Smallest exit code of a process that a signal has ended.
 _KILLED = 128
 #: Variables that a launcher of an all-reduce group sets.
@@ -179,12 +185,25 @@ class Launch:
                 elif rank.code is None and time.monotonic() >= rank.due:
                     self._start_worker(rank, addresses, port)
             if all(rank.code is not None for rank in self._ranks):
+                self._check_use(addresses)
                 return
             self._check_servers()
             self._door.answer(self._kill)
             if self._output.broken:
                 raise BrokenPipeError
             time.sleep(_PERIOD)
+
+    def _check_use(self, addresses: str) -> None:
+        """Says so if workers have trained without the servers that were started for them."""
+        if self._failed or self._deaths or not self._servers:
+            return
+        with contextlib.suppress(FastpsError), connect(addresses, timeout=_ASKING) as ps:
+            counters = ps.stats()["shards"][0]["counters"]
+            if sum(counters[name] for name in _SESSIONS) == 1:  # this one
+                self._output.say(
+                    "no worker has connected to the servers: "
+                    "a script reaches them by fastps.connect() without an address"
+                )
 
     def _start_worker(self, rank: Rank, addresses: str, port: int | None) -> None:
         plan, name = self._plan, None
