@@ -263,14 +263,23 @@ class Client:
         groups: list[str],
         flight: PushFlight | None,
     ) -> tuple[Receipts | None, Versions | None, FastpsError | None, list[str]] | None: ...
-    def pull(self, name: str, out: Any, view: str, timeout: float | None) -> tuple[Array, Versions]: ...
+    def pull(
+        self, name: str, out: Any, view: str, timeout: float | None, codec: Codec | None = None
+    ) -> tuple[Array, Versions]: ...
     def pull_list(
-        self, names: Sequence[str], out: dict[str, Any] | None, view: str, timeout: float | None
+        self,
+        names: Sequence[str],
+        out: dict[str, Any] | None,
+        view: str,
+        timeout: float | None,
+        codec: Codec | None = None,
     ) -> tuple[dict[str, Array], Versions]: ...
     def pull_rows(
         self, rows: dict[str, Any], out: dict[str, Any] | None, timeout: float | None
     ) -> tuple[dict[str, Array], Versions]: ...
-    def pull_async(self, names: Sequence[str], view: str, timeout: float | None) -> PullFlight: ...
+    def pull_async(
+        self, names: Sequence[str], into: dict[str, Any] | None, timeout: float | None
+    ) -> PullFlight: ...
     def bind(
         self, list: dict[str, Any], codec: Codec | None, feedback: ErrorFeedback | None, timeout: float | None
     ) -> BoundList: ...

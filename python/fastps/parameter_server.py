@@ -22,7 +22,7 @@ from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
 from fastps._shared.lost import warn_of
 from fastps._shared.text import counted, quoted, some, table
 from fastps._shared.types import Array
-from fastps.codecs import Codec
+from fastps.codecs import BFloat16, Codec
 from fastps.errors import ConfigError, ConnectionLostError, ForkError, Lost, UnknownTensorError
 from fastps.optim import EMA, SGD, Optimizer, ScheduleFreeAdamW, ScheduleFreeSGD
 from fastps.server import Server
@@ -460,6 +460,7 @@ class ParameterServer:
         indices: Any = None,
         out: Any = None,
         view: View = "values",
+        codec: BFloat16 | None = None,
         versions: Literal[False] = False,
         timeout: float | None = None,
     ) -> Array: ...
@@ -471,6 +472,7 @@ class ParameterServer:
         indices: Any = None,
         out: Any = None,
         view: View = "values",
+        codec: BFloat16 | None = None,
         versions: Literal[True],
         timeout: float | None = None,
     ) -> tuple[Array, Versions]: ...
@@ -482,6 +484,7 @@ class ParameterServer:
         indices: Arrays | None = None,
         out: Arrays | None = None,
         view: View = "values",
+        codec: BFloat16 | None = None,
         versions: Literal[False] = False,
         timeout: float | None = None,
     ) -> dict[str, Array]: ...
@@ -493,6 +496,7 @@ class ParameterServer:
         indices: Arrays | None = None,
         out: Arrays | None = None,
         view: View = "values",
+        codec: BFloat16 | None = None,
         versions: Literal[True],
         timeout: float | None = None,
     ) -> tuple[dict[str, Array], Versions]: ...
@@ -503,6 +507,7 @@ class ParameterServer:
         indices: Any = None,
         out: Any = None,
         view: View = "values",
+        codec: BFloat16 | None = None,
         versions: bool = False,
         timeout: float | None = None,
     ) -> Any:
@@ -513,10 +518,14 @@ class ParameterServer:
             indices: Rows to pull instead of the whole tensor: integers in any order, repeats allowed (a
                 mapping of them for several names). The value, and `out`, have one row for each.
             out: Writable C-contiguous array of the tensor's dtype and shape (a mapping of them for several
-                names), which is filled and returned; of a bfloat16 tensor, float32 or bfloat16. None makes
-                new NumPy arrays.
+                names), which is filled and returned; of float32 and bfloat16 tensors either of the two
+                types. One of bfloat16 gets the values of a float32 tensor rounded to nearest even, and
+                half of the bytes come (of rows, all). None makes new NumPy arrays.
             view: ``"average"`` reads the averages that the tensors keep (`fastps.EMA`, or a Schedule-Free
                 optimizer) instead of the values.
+            codec: ``fastps.BFloat16()``: values come in bfloat16, half of the bytes of float32, into arrays
+                of either type. From servers of an earlier version they come as they are and are rounded
+                here.
             versions: Return ``(values, versions)``; pass the latter to a later push as ``based_on``.
 
         Returns:
@@ -525,7 +534,8 @@ class ParameterServer:
 
         Raises:
             UnknownTensorError, ShapeError, DTypeError, ConfigError: An index is out of range or not an
-                integer, an array does not fit, or a tensor keeps no average, or rows of one are asked for.
+                integer, an array does not fit, a tensor keeps no average or is float64 and `codec` is given,
+                the codec is another one, or `view` or `codec` are given for rows.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
 
         >>> store = fastps.Store()
@@ -533,6 +543,10 @@ class ParameterServer:
         >>> values, versions = store.pull(["w"], versions=True)
         >>> values, versions["w"]
         ({'w': array([1., 1.], dtype=float32)}, 1)
+        >>> store.assign("w", np.array([1.001, 1.01], np.float32)).version
+        2
+        >>> store.pull("w", codec=fastps.BFloat16())
+        array([1.       , 1.0078125], dtype=float32)
         >>> store.register("table", np.zeros((1000, 2), np.float32), optimizer=fastps.SGD(lr=1.0))
         >>> receipt = store.push("table", fastps.Sparse([7, 3, 7], np.ones((3, 2), np.float32)))
         >>> store.pull("table", indices=[7, 8])
@@ -540,15 +554,18 @@ class ParameterServer:
                [ 0.,  0.]], dtype=float32)
         """
         if indices is not None:
+            if codec is not None:
+                raise ConfigError("rows have no codec", expected="codec=None", got=repr(codec))
             if view != "values":
                 raise ConfigError(
                     "rows of an average cannot be pulled", expected="view='values'", got=repr(view)
                 )
             return self._pull_rows(names, indices, out, versions, timeout)
         if isinstance(names, str):
-            result: tuple[Any, Versions] = self._native.pull(names, out, view, timeout)
+            result: tuple[Any, Versions] = self._native.pull(names, out, view, timeout, codec)
         else:
-            result = self._native.pull_list(list(names), None if out is None else _dict(out), view, timeout)
+            into = None if out is None else _dict(out)
+            result = self._native.pull_list(list(names), into, view, timeout, codec)
         return result if versions else result[0]
 
     def _pull_rows(

@@ -245,7 +245,6 @@ def test_what_does_not_fit_is_refused(ps: fastps.ParameterServer) -> None:
     ones = np.ones((2, 2), np.float32)
     ps.register("w", ones, fastps.SGD(lr=1.0), dtype="bfloat16", average=fastps.EMA(0.9))
     ps.register("f", ones, fastps.SGD(lr=1.0))
-    half = np.empty((2, 2), ml_dtypes.bfloat16)
 
     def new(array: Any = ones, rule: Any = None, **how: Any) -> Any:
         return lambda: ps.register("x", array, rule or fastps.SGD(lr=1.0), **how)
@@ -281,12 +280,6 @@ def test_what_does_not_fit_is_refused(ps: fastps.ParameterServer) -> None:
             fastps.DTypeError,
             "w",
             lambda: ps.pull("w", out=np.empty((2, 2))),
-        ),
-        "out=.*float32.*bfloat16": (fastps.DTypeError, "f", lambda: ps.pull("f", out=half)),
-        "(?s)out=.*expected float32, got bfloat16": (
-            fastps.DTypeError,
-            "w",
-            lambda: ps.pull("w", out=half, view="average"),
         ),
         "float64": (fastps.DTypeError, "w", lambda: ps.push("w", np.ones((2, 2)))),
         "assigned|dtype": (fastps.DTypeError, "w", lambda: ps.assign("w", np.ones((2, 2)))),

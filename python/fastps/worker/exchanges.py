@@ -76,7 +76,7 @@ class Exchanges:
         if sent is None or sent.landed or sent.flight is not None or not self._is_far:
             return
         if self._pushes.under_way_done:
-            sent.flight = self._native.pull_async(sent.fragment.names, "values", None)
+            sent.flight = self._native.pull_async(sent.fragment.names, None, None)
 
     def end(self) -> None:
         """Waits for the version of what is under way, and installs it."""
@@ -179,7 +179,7 @@ class Exchanges:
             for name in names:
                 begun[name][...] = self._params[name]
         else:
-            flight, sent.flight = sent.flight or self._native.pull_async(names, "values", None), None
+            flight, sent.flight = sent.flight or self._native.pull_async(names, None, None), None
             installed = flight.install({name: begun[name] for name in names}, None)
             assert installed is not None
             self._fetches.note(installed[1])

@@ -50,7 +50,7 @@ class Fetches:
 
     def start(self, due: int) -> None:
         """Starts to fetch all values, to be installed after the step `due`."""
-        self.under_way.append((due, self._native.pull_async(list(self._params), "values", None)))
+        self.under_way.append((due, self._native.pull_async(list(self._params), self._params, None)))
 
     def install(self, step: int) -> None:
         """Waits for the fetches that are due by now and installs their values."""

@@ -5,7 +5,7 @@ use fastps_core::dtype::Array;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::{TensorSpec, Versions};
 use fastps_core::verbs::prelude::*;
-use fastps_core::verbs::{OptimizerState, PullView};
+use fastps_core::verbs::{OptimizerState, PullOptions, PullView};
 use fastps_durable::{ExportPart, Exported, Exports, check_is_new, without_view, write_parts};
 use std::path::Path;
 use std::sync::Arc;
@@ -77,7 +77,8 @@ fn read(
         let mut take = |k: usize, first: usize, average: &[u8]| {
             tensors[places[k]].values.write(first, average);
         };
-        client.pull_view(averaged, PullView::Average, left, &mut take)?;
+        let options = PullOptions { view: PullView::Average, ..Default::default() };
+        client.pull_as(averaged, &options, left, &mut take)?;
     }
     for tensor in tensors.iter_mut().filter(|_| state) {
         tensor.state = Some(client.state(&tensor.spec.name, left)?);

@@ -306,6 +306,11 @@ impl Shard {
         self.slice(slice)?.pull_average(client).map_err(|error| error.shard(self.index()))
     }
 
+    /// Values pulled from a slice, in bfloat16: see [`Slice::in_bfloat16`].
+    pub fn in_bfloat16(&self, slice: SliceId, pulled: Snapshot) -> Result<Snapshot> {
+        self.slice(slice)?.in_bfloat16(pulled).map_err(|error| error.shard(self.index()))
+    }
+
     /// Resolves a push in doubt: if it was not applied, it is fenced.
     pub fn resolve(&self, slice: SliceId, identity: Identity) -> Result<Resolved> {
         self.slice(slice)?.resolve(identity).map_err(|error| error.shard(self.index()))

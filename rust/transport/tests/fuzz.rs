@@ -90,6 +90,11 @@ fn give(frame: &pb::Frame, meter: &mut Meter) -> bool {
             let rows = |part: Part<'_>| {
                 let slice = SHARD.slice(part.slice)?;
                 let Some(rows) = part.indices else {
+                    if parts.in_bfloat16() {
+                        let mut values = Vec::with_capacity(slice.bytes());
+                        let average = parts.of_averages();
+                        return slice.pull_bfloat16_copy(request.route.client, average, &mut values);
+                    }
                     return slice.pull_copy(request.route.client, &mut Vec::with_capacity(slice.bytes()));
                 };
                 let mut values = Vec::with_capacity(4 * slice.row_elements(rows)?);
@@ -97,8 +102,12 @@ fn give(frame: &pb::Frame, meter: &mut Meter) -> bool {
             };
             parts.iter().map(|part| meter.during(|| rows(part)).is_ok()).fold(false, |any, done| any | done)
         }
-        Verb::Pull => meter.during(|| SHARD.pull(request.route.client, request.slice).is_ok()),
-        Verb::PullAverage => meter.during(|| SHARD.pull_average(request.route.client, request.slice).is_ok()),
+        Verb::Pull { average, bfloat16 } => meter.during(|| {
+            let (client, slice) = (request.route.client, request.slice);
+            let pulled = if average { SHARD.pull_average(client, slice) } else { SHARD.pull(client, slice) };
+            let coded = |values| if bfloat16 { SHARD.in_bfloat16(slice, values) } else { Ok(values) };
+            pulled.and_then(coded).is_ok()
+        }),
         Verb::PullVersion => meter.during(|| SHARD.slice(request.slice).is_ok()),
         Verb::PullVersions(parts) => {
             meter.during(|| parts.iter().all(|part| SHARD.slice(part.slice).is_ok()))

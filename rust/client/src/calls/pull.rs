@@ -11,11 +11,15 @@ use crate::state::runtime::lock;
 use crate::state::shared::Shared;
 use crate::state::stats;
 use bytes::Bytes;
-use fastps_core::dtype::Array;
+use fastps_core::dtype::{Array, DType};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::Base;
+use fastps_core::isa::Isa;
 use fastps_core::tensor::SliceId;
-use fastps_core::verbs::{Caller, OptimizerState, PullView, Pulled, SliceVersion, Ticket, Versions};
+use fastps_core::verbs::{
+    Caller, OptimizerState, PullOptions, PullView, Pulled, RoundingCaller, SliceVersion, Ticket, Versions,
+};
+use fastps_proto::v1 as pb;
 use fastps_transport::convert::header;
 use fastps_transport::convert::{Read, Retry, retry};
 use std::sync::atomic::Ordering;
@@ -23,12 +27,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 impl Client {
-    /// Queues pulls of these tensors.
+    /// Queues pulls of these tensors; `bfloat16`: which of them come in bfloat16.
     pub(crate) fn start_pull(
         &self,
         entries: &[Arc<Entry>],
         epoch: u64,
-        what: Read,
+        (what, bfloat16): (Read, &[bool]),
         deadline: Instant,
     ) -> CallHandle {
         if what != Read::Version {
@@ -36,12 +40,14 @@ impl Client {
         }
         let mut drafts = Vec::new();
         let mut small = SmallSlices::new(|kin: Kinship, parts, _: &[Option<Base>]| {
-            header::whole_pulls(kin.target(epoch), what, parts)
+            coded(kin.bfloat16, header::whole_pulls(kin.target(epoch), what, parts))
         });
         let shares = matches!(what, Read::Values | Read::Average);
         for (tensor, entry) in entries.iter().enumerate() {
             let dtype = entry.spec.dtype;
+            let bfloat16 = bfloat16.get(tensor).copied().unwrap_or(false);
             let element_bytes = match what {
+                Read::Values | Read::Average if bfloat16 => Some(DType::BFloat16.size()),
                 Read::Values => Some(dtype.size()),
                 Read::Average => Some(dtype.computed().size()),
                 Read::State => Some(dtype.computed().size() * entry.spec.slots().len()),
@@ -56,13 +62,14 @@ impl Client {
                         entry,
                         k,
                         codec,
+                        bfloat16,
                         base,
                         body,
                         answer_bytes,
                     }));
                     continue;
                 }
-                let header = header::read(entry.target(k, epoch), what);
+                let header = coded(bfloat16, header::read(entry.target(k, epoch), what));
                 let payload = Payload::Owned(Bytes::new());
                 drafts.push(Draft::new(tensor, entry, k, header, answer_bytes, payload));
             }
@@ -72,14 +79,23 @@ impl Client {
         self.submit(drafts, Vec::new(), deadline, None)
     }
 
-    /// What a view reads. Fails unless all tensors have it.
-    pub(crate) fn reading(entries: &[Arc<Entry>], view: PullView) -> Result<Read> {
-        match view {
-            PullView::Values => Ok(Read::Values),
-            PullView::Average => {
-                entries.iter().try_for_each(|entry| entry.spec.need_average()).map(|()| Read::Average)
-            }
-        }
+    /// Queues pulls of values or averages. Fails unless all tensors can be read so. Returns, too, whether what
+    /// comes is still to be rounded: a server of an earlier version refuses a pull in bfloat16.
+    pub(crate) fn start_pull_as(
+        &self,
+        entries: &[Arc<Entry>],
+        epoch: u64,
+        options: &PullOptions,
+        deadline: Instant,
+    ) -> Result<(CallHandle, bool)> {
+        options.check(entries.iter().map(|entry| &*entry.spec))?;
+        let what = match options.view {
+            PullView::Values => Read::Values,
+            PullView::Average => Read::Average,
+        };
+        let rounds = self.links.iter().any(|link| !link.pull_codec.load(Ordering::Relaxed));
+        let bfloat16 = if rounds { &[][..] } else { &options.bfloat16[..] };
+        Ok((self.start_pull(entries, epoch, (what, bfloat16), deadline), rounds))
     }
 
     /// Waits for a pull and hands out its values.
@@ -101,7 +117,7 @@ impl Client {
             steps: vec![0; entry.spec.slice_count()],
             slots: slots.into_iter().map(|slot| (slot, Array::zeros(dtype, elements))).collect(),
         };
-        let call = self.start_pull(std::slice::from_ref(entry), epoch, Read::State, deadline);
+        let call = self.start_pull(std::slice::from_ref(entry), epoch, (Read::State, &[]), deadline);
         let mut take = |_: usize, first: usize, values: &[u8]| {
             let run = values.len() / state.slots.len().max(1);
             for (k, (_, slot)) in state.slots.iter_mut().enumerate() {
@@ -117,6 +133,10 @@ impl Client {
         }
         Ok(state)
     }
+}
+
+fn coded(bfloat16: bool, pull: pb::Header) -> pb::Header {
+    if bfloat16 { header::in_bfloat16(pull) } else { pull }
 }
 
 pub(crate) fn first_error(shared: &Shared, call: &Call) -> Result<()> {
@@ -155,13 +175,26 @@ pub(crate) fn versions(call: &Call, client: u64) -> Versions {
     Versions::new(client, tensors.collect())
 }
 
+/// The caller, or one that rounds for it what a server has not.
+pub(crate) fn rounded<'a>(
+    rounds: bool,
+    options: &PullOptions,
+    entries: &[Arc<Entry>],
+    caller: &'a mut dyn Caller,
+) -> Result<RoundingCaller<'a>> {
+    let entries = if rounds { entries } else { &[] };
+    Ok(RoundingCaller::new(Isa::get()?, options, entries.iter().map(|entry| &*entry.spec), caller))
+}
+
 /// A pull under way that keeps its values until they are taken.
 #[derive(Debug)]
 pub(crate) struct PullTicket {
     pub(crate) shared: Arc<Shared>,
     pub(crate) call: CallHandle,
     pub(crate) client: u64,
-    pub(crate) view: PullView,
+    pub(crate) options: PullOptions,
+    /// Set if what comes is still to be rounded.
+    pub(crate) rounds: bool,
     /// The tensors pulled.
     pub(crate) entries: Vec<Arc<Entry>>,
     /// Set once the values were taken.
@@ -174,11 +207,18 @@ impl PullTicket {
         if std::mem::replace(&mut *lock(&self.taken), true) {
             return Err(Error::new(Kind::Config, "the values of this pull were taken before"));
         }
-        let zeros = |entry: &Arc<Entry>| Array::zeros(self.view.dtype(&entry.spec), entry.spec.elements());
-        let mut values: Vec<_> = self.entries.iter().map(zeros).collect();
+        let zeros = |(k, entry): (usize, &Arc<Entry>)| {
+            Array::zeros(self.options.dtype(k, &entry.spec), entry.spec.elements())
+        };
+        let mut values: Vec<_> = self.entries.iter().enumerate().map(zeros).collect();
+        let mut write = |k: usize, first: usize, bytes: &[u8]| {
+            values[k].write(first, bytes);
+        };
+        let mut caller = rounded(self.rounds, &self.options, &self.entries, &mut write)?;
         for (part, bytes) in self.call.take_arrived() {
-            values[part.tensor].write(part.elements.start, &bytes);
+            caller.take(part.tensor, part.elements.start, &bytes);
         }
+        drop(caller);
         Ok(Pulled { values, versions: versions(&self.call, self.client) })
     }
 }

@@ -228,7 +228,8 @@ impl Client {
                     let body =
                         view.as_ref().map_or(Body::Later(sent_bytes), |view| Body::Ready(view.bytes()));
                     let codec = Some(codec);
-                    let slice = SmallSlice { tensor, entry, k, codec, base, body, answer_bytes };
+                    let bfloat16 = false;
+                    let slice = SmallSlice { tensor, entry, k, codec, bfloat16, base, body, answer_bytes };
                     drafts.extend(small.add(slice));
                     continue;
                 }

@@ -31,6 +31,8 @@ pub(crate) struct Kinship {
     pub(crate) dtype: DType,
     /// Of a push.
     pub(crate) codec: Option<CodecId>,
+    /// Of a pull: whether its values come in bfloat16.
+    pub(crate) bfloat16: bool,
 }
 
 impl Kinship {
@@ -48,6 +50,8 @@ pub(crate) struct SmallSlice<'a> {
     pub(crate) k: usize,
     /// Of a push.
     pub(crate) codec: Option<CodecId>,
+    /// Of a pull: whether its values come in bfloat16.
+    pub(crate) bfloat16: bool,
     pub(crate) base: Option<Base>,
     pub(crate) body: Body<'a>,
     pub(crate) answer_bytes: Option<usize>,
@@ -97,9 +101,9 @@ impl<F: Fn(Kinship, Vec<pb::Part>, &[Option<Base>]) -> pb::Header> SmallSlices<F
 
     /// Adds a slice. Returns the message before it, if that has no room for it.
     pub(crate) fn add(&mut self, slice: SmallSlice<'_>) -> Option<Draft> {
-        let SmallSlice { tensor, entry, k, codec, base, body, answer_bytes } = slice;
+        let SmallSlice { tensor, entry, k, codec, bfloat16, base, body, answer_bytes } = slice;
         let (id, shard) = entry.slices[k];
-        let kinship = Kinship { shard, group: entry.group, dtype: entry.spec.dtype, codec };
+        let kinship = Kinship { shard, group: entry.group, dtype: entry.spec.dtype, codec, bfloat16 };
         let range = entry.spec.slice_range(k);
         let elements = range.len();
         let bytes = PART_HEADER_BYTES + body.len().max(answer_bytes.unwrap_or(0));

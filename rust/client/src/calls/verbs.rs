@@ -1,6 +1,6 @@
 //! Implements the core's verbs, each in a few lines over the other modules.
 
-use crate::calls::pull::{PullTicket, versions};
+use crate::calls::pull::{PullTicket, rounded, versions};
 use crate::calls::receipts::{PushTicket, names, pushed};
 use crate::calls::sparse::{Scatter, in_order};
 use crate::calls::submit::next;
@@ -20,9 +20,9 @@ use fastps_core::portions::{Ask, PortionAnswer};
 use fastps_core::sparse::Plan;
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{
-    Caller, Gradient, Listener, NewTensor, OptimizerState, ParameterServer, Patient, PullTensors, PullView,
-    Pulled, PushError, PushOptions, PushTensors, Pushed, Receipt, Rows, Stats, TensorRegistry, Ticket,
-    TrainTogether, Versions, WorkerReport,
+    Caller, Gradient, Listener, NewTensor, OptimizerState, ParameterServer, Patient, PullOptions,
+    PullTensors, Pulled, PushError, PushOptions, PushTensors, Pushed, Receipt, Rows, Stats, TensorRegistry,
+    Ticket, TrainTogether, Versions, WorkerReport,
 };
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::{self, Read};
@@ -181,19 +181,18 @@ impl PushTensors for Client {
 }
 
 impl PullTensors for Client {
-    fn pull_view(
+    fn pull_as(
         &self,
         names: &[Arc<str>],
-        view: PullView,
+        options: &PullOptions,
         timeout: Duration,
         caller: &mut dyn Caller,
     ) -> Result<Versions> {
         let deadline = after(timeout);
         let (epoch, entries) = self.look_up(names.iter(), deadline)?;
-        let what = self.doubted(Self::reading(&entries, view))?;
         let id = self.versions_id();
-        let call = self.start_pull(&entries, epoch, what, deadline);
-        self.finish_pull(&call, caller)?;
+        let (call, rounds) = self.doubted(self.start_pull_as(&entries, epoch, options, deadline))?;
+        self.finish_pull(&call, &mut rounded(rounds, options, &entries, caller)?)?;
         Ok(versions(&call, id))
     }
 
@@ -208,23 +207,23 @@ impl PullTensors for Client {
         Ok(in_order(versions(&call, id), rows))
     }
 
-    fn pull_view_async(
+    fn pull_async_as(
         &self,
         names: Vec<Arc<str>>,
-        view: PullView,
+        options: PullOptions,
         timeout: Duration,
     ) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
         let deadline = after(timeout);
         let (epoch, entries) = self.look_up(names.iter(), deadline)?;
-        let what = self.doubted(Self::reading(&entries, view))?;
         let client = self.versions_id();
-        let call = self.start_pull(&entries, epoch, what, deadline);
+        let (call, rounds) = self.doubted(self.start_pull_as(&entries, epoch, &options, deadline))?;
         self.leave_alone(&call);
         Ok(Arc::new(PullTicket {
             shared: self.shared.clone(),
             call,
             client,
-            view,
+            options,
+            rounds,
             entries,
             taken: Mutex::new(false),
         }))
@@ -241,7 +240,7 @@ impl PullTensors for Client {
         let deadline = after(timeout);
         let (epoch, entries) = self.look_up(names.iter(), deadline)?;
         let id = self.versions_id();
-        let call = self.start_pull(&entries, epoch, Read::Version, deadline);
+        let call = self.start_pull(&entries, epoch, (Read::Version, &[]), deadline);
         self.finish_pull(&call, &mut Patient)?;
         Ok(versions(&call, id))
     }

@@ -86,6 +86,7 @@ impl Link {
         self.matches.store(convert::can(hello, convert::MATCHES_STALENESS), Ordering::Relaxed);
         self.rounds.store(convert::can(hello, convert::ROUNDS), Ordering::Relaxed);
         self.dtypes.store(convert::can(hello, convert::DTYPES), Ordering::Relaxed);
+        self.pull_codec.store(convert::can(hello, convert::PULL_CODEC), Ordering::Relaxed);
         self.registrations.store(convert::can(hello, convert::REGISTRATIONS), Ordering::Relaxed);
         self.history.store(convert::can(hello, convert::HISTORY), Ordering::Relaxed);
         let takes_parts = convert::can(hello, convert::PARTS);

@@ -44,6 +44,8 @@ pub(crate) struct Link {
     pub(crate) listed: AtomicU64,
     /// Set when the server's tensors keep averages.
     pub(crate) dtypes: AtomicBool,
+    /// Set when the server answers pulls in bfloat16.
+    pub(crate) pull_codec: AtomicBool,
     /// Set when the server keeps history.
     pub(crate) history: AtomicBool,
     /// Set when the server takes several whole slices in one message.
@@ -83,6 +85,7 @@ impl Link {
             rounds: AtomicBool::new(convert::can(hello, convert::ROUNDS)),
             listed: AtomicU64::new(hello.cluster_digest),
             dtypes: AtomicBool::new(convert::can(hello, convert::DTYPES)),
+            pull_codec: AtomicBool::new(convert::can(hello, convert::PULL_CODEC)),
             history: AtomicBool::new(convert::can(hello, convert::HISTORY)),
             parts: AtomicBool::new(convert::can(hello, convert::PARTS)),
             registrations: AtomicBool::new(convert::can(hello, convert::REGISTRATIONS)),

@@ -101,7 +101,9 @@ impl Rounder {
     pub(crate) fn round(&self, at: usize, values: &[f32], to: &mut [u16]) {
         let Self { isa, rounding, first, step } = *self;
         match rounding {
-            Rounding::Nearest => isa.run(Nearest { values, to }),
+            Rounding::Nearest => {
+                isa.run(Nearest { values: bytemuck::cast_slice(values), to: bytemuck::cast_slice_mut(to) })
+            }
             Rounding::Stochastic { seed } => {
                 isa.run(Stochastic { values, to, seed, first: first + at as u64, step });
             }
@@ -130,9 +132,18 @@ impl Kernel for Widen<'_> {
     }
 }
 
+/// Appends float32 values, little-endian, as bfloat16, rounded to nearest even. A finite value stays finite, an
+/// infinity stays infinity, and NaN stays NaN: a reader sees what the tensor has.
+pub fn append_nearest(isa: Isa, values: &[u8], to: &mut Vec<u8>) {
+    let (values, _) = values.as_chunks();
+    let begin = to.len();
+    to.resize(begin + 2 * values.len(), 0);
+    isa.run(Nearest { values, to: to[begin..].as_chunks_mut().0 });
+}
+
 struct Nearest<'a> {
-    values: &'a [f32],
-    to: &'a mut [u16],
+    values: &'a [[u8; 4]],
+    to: &'a mut [[u8; 2]],
 }
 
 impl Kernel for Nearest<'_> {
@@ -141,7 +152,8 @@ impl Kernel for Nearest<'_> {
     #[inline(always)]
     fn run(self) {
         for (to, x) in self.to.iter_mut().zip(self.values) {
-            *to = rounded(*x, 0x7FFF + (x.to_bits() >> 16 & 1));
+            let x = f32::from_le_bytes(*x);
+            *to = rounded(x, 0x7FFF + (x.to_bits() >> 16 & 1)).to_le_bytes();
         }
     }
 }
@@ -260,6 +272,10 @@ mod tests {
         }
         let halfway = [f32::from_bits(0x3F80_8000), f32::from_bits(0x3F81_8000), f32::MAX];
         assert_eq!(round(rounder(Isa::Scalar, Rounding::Nearest), 0, &halfway), [0x3F80, 0x3F82, 0x7F7F]);
+        let (mut bytes, mut read) = (vec![0xFF], vec![7]);
+        [-0.0, f32::MIN, f32::NEG_INFINITY, f32::NAN].into_iter().for_each(|x| bytes.extend(x.to_le_bytes()));
+        append_nearest(Isa::Scalar, &bytes[1..], &mut read);
+        assert_eq!(read, [7, 0, 0x80, 0x7F, 0xFF, 0x80, 0xFF, 0xC0, 0x7F]);
     }
 
     #[test]

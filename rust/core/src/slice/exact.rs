@@ -453,7 +453,7 @@ impl ExactMemory {
 
     pub(super) fn snapshot(&self, dtype: DType, client: u64, bytes: Bytes) -> Snapshot {
         let (version, own) = self.version(client);
-        Snapshot { dtype, version, own, step: self.step, bytes }
+        Snapshot { dtype, codec: CodecId::plain(dtype), version, own, step: self.step, bytes }
     }
 
     /// Numbers of gradients and of assignments.

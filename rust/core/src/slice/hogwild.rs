@@ -158,7 +158,8 @@ impl HogwildMemory {
                 }
             }
         })?;
-        Ok(Snapshot { dtype: slice.spec.dtype, version, own, step, bytes })
+        let dtype = slice.spec.dtype;
+        Ok(Snapshot { dtype, codec: CodecId::plain(dtype), version, own, step, bytes })
     }
 
     fn assign(&self, slice: &SliceContext, push: &Push<'_>) {

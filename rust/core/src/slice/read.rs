@@ -7,6 +7,8 @@ use crate::base::error::Result;
 use crate::base::fault::fault;
 use crate::base::isa::prefetch;
 use crate::base::sync::Ordering;
+use crate::kernel::codec::CodecId;
+use crate::kernel::rounding;
 use crate::kernel::rows::Indices;
 use crate::tensor::SliceVersion;
 
@@ -56,6 +58,33 @@ impl Slice {
         }
         let values = self.pull(client)?;
         into.extend_from_slice(values.as_ref());
+        Ok(SliceVersion { slice: self.id, version: values.version, own: values.own })
+    }
+
+    /// Fails unless the values can be read in bfloat16.
+    pub fn need_bfloat16(&self) -> Result<()> {
+        self.spec.need_float32("a pull in bfloat16")
+    }
+
+    /// Pulled values in bfloat16, rounded to nearest even unless they come in it. Fails for float64, and if a
+    /// copy exceeds the memory limit.
+    pub fn in_bfloat16(&self, pulled: Snapshot) -> Result<Snapshot> {
+        self.need_bfloat16()?;
+        if pulled.codec == CodecId::BFloat16 {
+            return Ok(pulled);
+        }
+        pulled.rounded(self.isa, &self.meter).map_err(|error| self.name(error))
+    }
+
+    /// As [`Slice::pull_copy`], of the values or of their average, in bfloat16.
+    pub fn pull_bfloat16_copy(&self, client: u64, average: bool, into: &mut Vec<u8>) -> Result<SliceVersion> {
+        self.need_bfloat16()?;
+        let values = if average { self.pull_average(client)? } else { self.pull(client)? };
+        if values.codec == CodecId::BFloat16 {
+            into.extend_from_slice(values.as_ref());
+        } else {
+            rounding::append_nearest(self.isa, values.as_ref(), into);
+        }
         Ok(SliceVersion { slice: self.id, version: values.version, own: values.own })
     }
 

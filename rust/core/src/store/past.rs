@@ -11,8 +11,8 @@ use crate::slice::Slice;
 use crate::tensor::program::{Command, Program};
 use crate::tensor::{SpaceId, TensorSpec, Versions};
 use crate::verbs::{
-    Caller, Gradient, Listener, NewTensor, OpenedSpace, OptimizerState, ParameterServer, PullTensors,
-    PullView, Pulled, PushError, PushOptions, PushTensors, Pushed, Receipt, Rows, SpaceInfo, Stats,
+    Caller, Gradient, Listener, NewTensor, OpenedSpace, OptimizerState, ParameterServer, PullOptions,
+    PullTensors, Pulled, PushError, PushOptions, PushTensors, Pushed, Receipt, Rows, SpaceInfo, Stats,
     TensorRegistry, Ticket, TrainTogether, VectorPull, VectorSpaces,
 };
 use std::time::Duration;
@@ -107,27 +107,27 @@ impl TensorRegistry for Past {
 }
 
 impl PullTensors for Past {
-    fn pull_view(
+    fn pull_as(
         &self,
         names: &[Arc<str>],
-        view: PullView,
+        options: &PullOptions,
         timeout: Duration,
         caller: &mut dyn Caller,
     ) -> Result<Versions> {
-        self.store()?.pull_view(names, view, timeout, caller)
+        self.store()?.pull_as(names, options, timeout, caller)
     }
 
     fn pull_rows(&self, rows: &[Rows], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
         self.store()?.pull_rows(rows, timeout, caller)
     }
 
-    fn pull_view_async(
+    fn pull_async_as(
         &self,
         names: Vec<Arc<str>>,
-        view: PullView,
+        options: PullOptions,
         timeout: Duration,
     ) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
-        self.store()?.pull_view_async(names, view, timeout)
+        self.store()?.pull_async_as(names, options, timeout)
     }
 
     fn state(&self, name: &str, timeout: Duration) -> Result<OptimizerState> {

@@ -7,7 +7,9 @@ use crate::base::sync::Arc;
 use crate::push::sparse::Plan;
 use crate::slice::Slice;
 use crate::tensor::{SliceVersion, Versions};
-use crate::verbs::{Caller, Done, OptimizerState, PullTensors, PullView, Pulled, Rows, Ticket};
+use crate::verbs::{
+    Caller, Done, OptimizerState, PullOptions, PullTensors, PullView, Pulled, RoundingCaller, Rows, Ticket,
+};
 use std::time::Duration;
 
 impl Store {
@@ -28,22 +30,22 @@ impl Store {
 }
 
 impl PullTensors for Store {
-    fn pull_view(
+    fn pull_as(
         &self,
         names: &[Arc<str>],
-        view: PullView,
+        options: &PullOptions,
         _timeout: Duration,
         caller: &mut dyn Caller,
     ) -> Result<Versions> {
         let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
-        if view == PullView::Average {
-            tensors.iter().try_for_each(|tensor| tensor.spec.need_average())?;
-        }
+        let specs = || tensors.iter().map(|tensor| &*tensor.spec);
+        options.check(specs())?;
+        let mut caller = RoundingCaller::new(self.shared.isa, options, specs(), caller);
         let mut versions = Vec::with_capacity(names.len());
         for (k, tensor) in tensors.iter().enumerate() {
             let mut of_slices = Vec::with_capacity(tensor.slices.len());
             for slice in &tensor.slices {
-                of_slices.push(self.pull_slice(slice, view, |at, bytes| caller.take(k, at, bytes))?);
+                of_slices.push(self.pull_slice(slice, options.view, |at, bytes| caller.take(k, at, bytes))?);
             }
             versions.push((tensor.spec.name.clone(), of_slices));
         }
@@ -71,17 +73,19 @@ impl PullTensors for Store {
         Ok(Versions::new(self.client, versions))
     }
 
-    fn pull_view_async(
+    fn pull_async_as(
         &self,
         names: Vec<Arc<str>>,
-        view: PullView,
+        options: PullOptions,
         timeout: Duration,
     ) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
         let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
-        let zeros = |tensor: &Arc<Tensor>| Array::zeros(view.dtype(&tensor.spec), tensor.spec.elements());
-        let mut values: Vec<_> = tensors.iter().map(zeros).collect();
+        let zeros = |(k, tensor): (usize, &Arc<Tensor>)| {
+            Array::zeros(options.dtype(k, &tensor.spec), tensor.spec.elements())
+        };
+        let mut values: Vec<_> = tensors.iter().enumerate().map(zeros).collect();
         let versions =
-            self.pull_view(&names, view, timeout, &mut |k: usize, first: usize, bytes: &[u8]| {
+            self.pull_as(&names, &options, timeout, &mut |k: usize, first: usize, bytes: &[u8]| {
                 values[k].write(first, bytes);
             })?;
         Ok(Arc::new(Done(Ok(Pulled { values, versions }))))

@@ -2,6 +2,7 @@
 //! return.
 
 mod parameter_server;
+mod pull_options;
 mod pull_tensors;
 mod push_tensors;
 mod report;
@@ -17,6 +18,7 @@ pub mod prelude {
 
 pub use crate::tensor::{SliceVersion, Versions};
 pub use parameter_server::ParameterServer;
+pub use pull_options::{PullOptions, PullView, RoundingCaller};
 pub use pull_tensors::PullTensors;
 pub use push_tensors::PushTensors;
 pub use report::WorkerReport;
@@ -24,7 +26,6 @@ pub use tensor_registry::{NewTensor, TensorRegistry};
 pub use train_together::{Listener, TrainTogether};
 pub use values::{
     Caller, Done, Fate, Gradient, GradientRef, GroupState, InDoubt, OptimizerState, PartialPush, Patient,
-    PullView, Pulled, PushError, PushOptions, Pushed, Receipt, Rows, SparseValues, Stats, Ticket, Values,
-    WorkerState,
+    Pulled, PushError, PushOptions, Pushed, Receipt, Rows, SparseValues, Stats, Ticket, Values, WorkerState,
 };
 pub use vector_spaces::{OpenedSpace, SpaceInfo, VectorPull, VectorSpaces};

@@ -1,6 +1,7 @@
 //! The calls that read values, optimizer state or versions.
 
-use super::values::{Caller, OptimizerState, PullView, Pulled, Rows, Ticket};
+use super::pull_options::PullOptions;
+use super::values::{Caller, OptimizerState, Pulled, Rows, Ticket};
 use crate::base::error::Result;
 use crate::tensor::Versions;
 use std::sync::Arc;
@@ -10,13 +11,14 @@ use std::time::Duration;
 pub trait PullTensors: Send + Sync {
     /// Pulls values into the caller's memory.
     fn pull(&self, names: &[Arc<str>], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
-        self.pull_view(names, PullView::Values, timeout, caller)
+        self.pull_as(names, &PullOptions::default(), timeout, caller)
     }
-    /// Pulls values or averages into the caller's memory. Fails for a tensor that keeps no average.
-    fn pull_view(
+    /// Pulls values or averages into the caller's memory, in the types that the options say. Fails for a tensor
+    /// that keeps no average, or is not to be had in bfloat16.
+    fn pull_as(
         &self,
         names: &[Arc<str>],
-        view: PullView,
+        options: &PullOptions,
         timeout: Duration,
         caller: &mut dyn Caller,
     ) -> Result<Versions>;
@@ -25,13 +27,13 @@ pub trait PullTensors: Send + Sync {
     fn pull_rows(&self, rows: &[Rows], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions>;
     /// Pulls values without waiting for the result.
     fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
-        self.pull_view_async(names, PullView::Values, timeout)
+        self.pull_async_as(names, PullOptions::default(), timeout)
     }
-    /// Pulls values or averages without waiting for the result.
-    fn pull_view_async(
+    /// As [`PullTensors::pull_as`], without waiting for the result.
+    fn pull_async_as(
         &self,
         names: Vec<Arc<str>>,
-        view: PullView,
+        options: PullOptions,
         timeout: Duration,
     ) -> Result<Arc<dyn Ticket<Result<Pulled>>>>;
     /// A tensor's optimizer state.

@@ -6,7 +6,7 @@ use crate::base::dtype::{Array, DType, View};
 use crate::base::error::{Error, Result};
 use crate::kernel::codec::{Bodies, Codec, CodecId, ErrorFeedback};
 use crate::slice::frame::Applied;
-use crate::tensor::{TensorSpec, Versions};
+use crate::tensor::Versions;
 use crate::verbs::report::WorkerReport;
 use std::fmt;
 use std::ops::Range;
@@ -91,26 +91,6 @@ impl<V: Values> Values for SparseValues<V> {
 
     fn indices(&self) -> Option<&[i64]> {
         Some(&self.indices)
-    }
-}
-
-/// What a pull reads of a tensor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PullView {
-    /// The values, which gradients change.
-    #[default]
-    Values,
-    /// Their average.
-    Average,
-}
-
-impl PullView {
-    /// The type in which a tensor's values or averages come.
-    pub fn dtype(self, spec: &TensorSpec) -> DType {
-        match self {
-            Self::Values => spec.dtype,
-            Self::Average => spec.dtype.computed(),
-        }
     }
 }
 

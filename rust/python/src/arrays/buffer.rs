@@ -22,6 +22,8 @@ mod dlpack;
 use dlpack::Managed;
 use fastps_core::dtype::{DType, View, widened};
 use fastps_core::error::{Error, Kind};
+use fastps_core::isa::Isa;
+use fastps_core::rounding::append_nearest;
 use fastps_core::text;
 use fastps_core::verbs::Values;
 use numpy::{PyArrayDyn, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
@@ -232,10 +234,16 @@ impl Borrowed {
         &self.shape
     }
 
-    /// The memory for values that arrive in this type; `None` if they cannot be converted without a loss.
+    /// The memory for values that arrive in this type: float32 and bfloat16 are converted to each other.
     pub(crate) fn for_values_of(self, written: DType) -> Option<Self> {
-        let fits = self.dtype == written || (self.dtype, written) == (DType::Float32, DType::BFloat16);
+        let fits = self.dtype == written
+            || self.dtype.computed() == DType::Float32 && written.computed() == DType::Float32;
         fits.then(|| self.written_as(written))
+    }
+
+    /// The type in which its values arrive.
+    pub(crate) fn arriving(&self) -> DType {
+        self.written
     }
 
     fn written_as(mut self, written: DType) -> Self {
@@ -250,9 +258,19 @@ impl Borrowed {
 
     /// Copies little-endian bytes of whole elements to element `at`; false if they do not fit.
     pub(crate) fn write(&self, at: usize, bytes: &[u8]) -> bool {
-        if self.written != self.dtype {
-            return self.write_widened(at, bytes.as_chunks().0);
+        match (self.written, self.dtype) {
+            (DType::BFloat16, DType::Float32) => self.write_widened(at, bytes.as_chunks().0),
+            (DType::Float32, DType::BFloat16) => {
+                let Ok(isa) = Isa::get() else { return false };
+                let mut rounded = Vec::new();
+                append_nearest(isa, bytes, &mut rounded);
+                self.write_as_is(at, &rounded)
+            }
+            _ => self.write_as_is(at, bytes),
         }
+    }
+
+    fn write_as_is(&self, at: usize, bytes: &[u8]) -> bool {
         let size = self.dtype.size();
         let fits = bytes.len().is_multiple_of(size)
             && at.checked_add(bytes.len() / size).is_some_and(|end| end <= self.len);

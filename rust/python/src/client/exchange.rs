@@ -3,7 +3,7 @@
 use super::flight::{PushFlight, Unread};
 use super::settings::PushSettings;
 use super::{Client, Shared};
-use crate::arrays::buffer::{Access, Borrowed, borrow_float32, glance, is_plain, try_borrow};
+use crate::arrays::buffer::{Access, Borrowed, borrow, glance, is_plain, try_borrow};
 use crate::call::{self, Here};
 use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
@@ -71,7 +71,7 @@ impl Exchange {
         let (mut names, mut targets) = (Vec::with_capacity(params.len()), Vec::with_capacity(params.len()));
         for (name, array) in params {
             let name = name.cast_into::<PyString>()?;
-            targets.push(borrow_float32(&array, name.to_str()?, Access::Write)?);
+            targets.push(borrow(&array, name.to_str()?, Access::Write)?);
             names.push(name.unbind());
         }
         let all = names

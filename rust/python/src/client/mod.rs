@@ -19,7 +19,7 @@ pub(crate) use push::BoundList;
 pub(crate) use settings::PushSettings;
 pub(crate) use vectors::PyVectorSpaces;
 
-use crate::arrays::buffer::{Access, array, borrow, borrow_as_is, empty, sweep, try_borrow};
+use crate::arrays::buffer::{Access, Borrowed, array, borrow, borrow_as_is, empty, sweep, try_borrow};
 use crate::arrays::gradient::gradient;
 use crate::arrays::shared_view::SharedView;
 use crate::arrays::sparse;
@@ -33,7 +33,7 @@ use crate::settings::codec::read_codec;
 use crate::settings::group::read_mode;
 use crate::settings::optimizer::{optimizer_object, read_optimizer};
 use crate::settings::tensor::{
-    apply_name, average_object, read_apply, read_average, read_dtype, read_rounding, read_view,
+    apply_name, average_object, read_apply, read_average, read_dtype, read_rounding,
 };
 use exchange::{Outcome, Together};
 use fastps_core::codec::Codec;
@@ -45,7 +45,7 @@ use fastps_core::store::{Store, StoreMemory, StoreOptions};
 use fastps_core::tensor::TensorSpec;
 use fastps_core::text;
 use fastps_core::verbs::prelude::*;
-use fastps_core::verbs::{NewTensor, OptimizerState, PullView, PushOptions, Rows, Values};
+use fastps_core::verbs::{NewTensor, OptimizerState, PullOptions, PushOptions, Rows, Values};
 use flight::Unread;
 use pull::{pull_into, pull_rows_into};
 use push::{Gradients, List, PushPulled};
@@ -54,7 +54,7 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use waiting::{Turn, target, targets};
+use waiting::{Reading, Turn, target, targets};
 
 /// Shape, dtype, apply, group, optimizer, average, rounding and seed.
 type SpecFields<'py> = (
@@ -418,6 +418,7 @@ impl Client {
         }
     }
 
+    #[pyo3(signature = (name, out, view, timeout, codec=None))]
     fn pull<'py>(
         &self,
         py: Python<'py>,
@@ -425,20 +426,26 @@ impl Client {
         out: Option<&Bound<'py, PyAny>>,
         view: &str,
         timeout: Option<Seconds>,
+        codec: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<(Bound<'py, PyAny>, Versions)> {
-        let view = read_view(py, view)?;
+        let reading = Reading::read(py, view, codec)?;
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let names = vec![Arc::<str>::from(name)];
         let specs = self.specs(py, server, &names, end)?;
         let spec = &specs[0];
         let (value, into) = match out {
-            Some(out) => (out.clone(), target(py, (spec, view), out)?),
-            None => empty(py, view.dtype(spec), &spec.shape)?,
+            Some(out) => {
+                let arriving = |array| reading.arriving(spec, Some(array));
+                (out.clone(), target(py, spec, arriving, out)?)
+            }
+            None => empty(py, reading.arriving(spec, None), &spec.shape)?,
         };
-        let versions = pull_into(py, server, (&names[..], view), vec![into], end.left())?;
+        let options = reading.options(&specs, std::iter::once(into.arriving()));
+        let versions = pull_into(py, server, (&names[..], &options), vec![into], end.left())?;
         Ok((value, versions))
     }
 
+    #[pyo3(signature = (names, out, view, timeout, codec=None))]
     fn pull_list<'py>(
         &self,
         py: Python<'py>,
@@ -446,13 +453,16 @@ impl Client {
         out: Option<&Bound<'py, PyDict>>,
         view: &str,
         timeout: Option<Seconds>,
+        codec: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<(Bound<'py, PyDict>, Versions)> {
-        let view = read_view(py, view)?;
+        let reading = Reading::read(py, view, codec)?;
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let names = shared(names);
         let specs = self.specs(py, server, &names, end)?;
-        let (values, targets) = targets(py, (&specs, view), out)?;
-        let versions = pull_into(py, server, (&names[..], view), targets, end.left())?;
+        let arriving = |_, spec: &TensorSpec, array| reading.arriving(spec, array);
+        let (values, targets) = targets(py, &specs, arriving, out)?;
+        let options = reading.options(&specs, targets.iter().map(Borrowed::arriving));
+        let versions = pull_into(py, server, (&names[..], &options), targets, end.left())?;
         Ok((values, versions))
     }
 
@@ -480,24 +490,31 @@ impl Client {
             Arc::new(spec)
         });
         let shaped = shaped.collect::<Vec<_>>();
-        let (values, targets) = targets(py, (&shaped, PullView::Values), out)?;
+        let (values, targets) = targets(py, &shaped, |_, spec, _| spec.dtype, out)?;
         let versions = pull_rows_into(py, server, &wanted, targets, end.left())?;
         Ok((values, versions))
     }
 
+    /// `into`: the arrays that are to be filled, by name, if some are of bfloat16.
     fn pull_async(
         &self,
         py: Python<'_>,
         names: Vec<String>,
-        view: &str,
+        into: Option<&Bound<'_, PyDict>>,
         timeout: Option<Seconds>,
     ) -> PyResult<PullFlight> {
-        let view = read_view(py, view)?;
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let names = shared(names);
         let specs = self.specs(py, server, &names, end)?;
-        let ticket = py.detach(|| server.pull_view_async(names, view, end.left())).or_raise(py)?;
-        Ok(PullFlight::start(ticket, specs, view))
+        let mut options = PullOptions::default();
+        if into.is_some() {
+            let reading = Reading::default();
+            let (_, targets) = targets(py, &specs, |_, spec, array| reading.arriving(spec, array), into)?;
+            options = reading.options(&specs, targets.iter().map(Borrowed::arriving));
+            targets.into_iter().for_each(|target| target.release(py));
+        }
+        let ticket = py.detach(|| server.pull_async_as(names, options.clone(), end.left())).or_raise(py)?;
+        Ok(PullFlight::start(ticket, specs, options))
     }
 
     fn bind(

@@ -8,7 +8,7 @@ use crate::errors::OrRaise;
 use crate::results::Versions;
 use fastps_core::error::{Error, Kind};
 use fastps_core::tensor::TensorSpec;
-use fastps_core::verbs::{self, PullView, Rows};
+use fastps_core::verbs::{self, PullOptions, Rows};
 use pyo3::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,11 +44,11 @@ fn is_not_known_yet(error: &Error) -> bool {
 pub(super) fn pull_into(
     py: Python<'_>,
     server: &Shared,
-    (names, view): (&[Arc<str>], PullView),
+    (names, options): (&[Arc<str>], &PullOptions),
     targets: Vec<Borrowed>,
     timeout: Duration,
 ) -> PyResult<Versions> {
-    fill(py, targets, |waiting| server.pull_view(names, view, timeout, waiting))
+    fill(py, targets, |waiting| server.pull_as(names, options, timeout, waiting))
 }
 
 /// Pulls rows into the caller's arrays.

@@ -7,7 +7,7 @@ use crate::errors::OrRaise;
 use crate::results::Versions;
 use fastps_core::error::Error;
 use fastps_core::tensor::TensorSpec;
-use fastps_core::verbs::{PullView, Pulled, Ticket};
+use fastps_core::verbs::{PullOptions, Pulled, Ticket};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ type PullTicket = Arc<dyn Ticket<Result<Pulled, Error>>>;
 pub(crate) struct PullFlight {
     ticket: Here<PullTicket>,
     specs: Vec<Arc<TensorSpec>>,
-    view: PullView,
+    options: PullOptions,
 }
 
 impl PullFlight {
-    pub(crate) fn start(ticket: PullTicket, specs: Vec<Arc<TensorSpec>>, view: PullView) -> Self {
-        Self { ticket: Here::new("pull handle", ticket), specs, view }
+    pub(crate) fn start(ticket: PullTicket, specs: Vec<Arc<TensorSpec>>, options: PullOptions) -> Self {
+        Self { ticket: Here::new("pull handle", ticket), specs, options }
     }
 }
 
@@ -46,7 +46,7 @@ impl PullFlight {
         let timeout = timeout.map(|t| call::duration(py, t)).transpose()?;
         let Some(pulled) = call::wait(py, &**ticket, timeout)? else { return Ok(None) };
         let pulled = pulled.or_raise(py)?;
-        let (values, targets) = targets(py, (&self.specs, self.view), out)?;
+        let (values, targets) = targets(py, &self.specs, |k, spec, _| self.options.dtype(k, spec), out)?;
         let fits = py.detach(|| {
             targets.iter().zip(&pulled.values).all(|(target, values)| {
                 target.len() == values.len() && target.write(0, values.view().bytes())

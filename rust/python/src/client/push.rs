@@ -15,7 +15,7 @@ use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
 use fastps_core::store::{Bound as Local, Store};
 use fastps_core::verbs::prelude::*;
-use fastps_core::verbs::{Gradient, GradientRef, PullView, PushOptions, Pushed, Ticket, Values};
+use fastps_core::verbs::{Gradient, GradientRef, PushOptions, Pushed, Ticket, Values};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use std::sync::Arc;
@@ -147,7 +147,7 @@ impl Client {
         let List { names, gradients } = list;
         let tensors: Vec<Arc<str>> = gradients.iter().map(|g| g.name.clone()).collect();
         let specs = self.specs(py, server, &tensors, end)?;
-        let (values, targets) = targets(py, (&specs, PullView::Values), out)?;
+        let (values, targets) = targets(py, &specs, |_, spec, _| spec.dtype, out)?;
         let mut waiting = Waiting::new(py, Filler::new(targets), turn)?;
         options.timeout = end.left();
         let result = py.detach(|| server.push_pull(&gradients, &options, &mut waiting));

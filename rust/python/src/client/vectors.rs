@@ -12,8 +12,8 @@ use fastps_core::portions::Then;
 use fastps_core::program::{Command, Op, OpParts, Program};
 use fastps_core::spaces::{BatchReport, GivenPortion, PortionReport, ReplicaRequest, SeatRequest};
 use fastps_core::tensor::SpaceId;
+use fastps_core::verbs::VectorPull;
 use fastps_core::verbs::prelude::*;
-use fastps_core::verbs::{PullView, VectorPull};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::sync::Arc;
@@ -173,7 +173,7 @@ impl PyVectorSpaces {
         let end = End::after(timeout.map_or(Ok(self.timeout), |seconds| call::duration(py, seconds))?);
         let find = || names.iter().map(|name| server.spec(name, end.left())).collect::<Result<Vec<_>>>();
         let specs = py.detach(find).or_raise(py)?;
-        let (values, targets) = targets(py, (&specs, PullView::Values), out)?;
+        let (values, targets) = targets(py, &specs, |_, spec, _| spec.dtype, out)?;
         let pull = VectorPull { space: SpaceId(space), vector, batch };
         let mut waiting = Waiting::new(py, Filler::new(targets), None)?;
         let pulled = py.detach(|| server.pull_vector(&pull, end.left(), &mut waiting));

@@ -3,11 +3,14 @@
 use crate::arrays::buffer::{Access, Borrowed, borrow, empty};
 use crate::call;
 use crate::errors::{self, raise};
+use crate::settings::codec::read_codec;
+use crate::settings::tensor::read_view;
+use fastps_core::codec::Codec;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind};
 use fastps_core::tensor::TensorSpec;
 use fastps_core::text::shape;
-use fastps_core::verbs::{self, PullView};
+use fastps_core::verbs::{self, PullOptions, PullView};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Arc;
@@ -102,24 +105,64 @@ impl verbs::Caller for Waiting {
     }
 }
 
-/// The targets of a pull: the caller's arrays, or new ones.
+/// What a pull reads of tensors.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Reading {
+    view: PullView,
+    /// Set if all of it arrives in bfloat16; else only what an array of bfloat16 gets.
+    bfloat16: bool,
+}
+
+impl Reading {
+    /// Reads the arguments of a pull.
+    pub(crate) fn read(py: Python<'_>, view: &str, codec: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let codec = codec.map(|codec| read_codec(Some(codec))).transpose()?;
+        if let Some(other) = codec.filter(|codec| *codec != Codec::BFloat16) {
+            let got = format!("fastps.{}()", other.id().name());
+            return Err(errors::config(py, "a pull has no such codec", "fastps.BFloat16(), or None", got));
+        }
+        Ok(Self { view: read_view(py, view)?, bfloat16: codec.is_some() })
+    }
+
+    /// The type in which a tensor arrives for an array of this type, or for a new one.
+    pub(crate) fn arriving(self, spec: &TensorSpec, array: Option<DType>) -> DType {
+        let own = self.view.dtype(spec);
+        let narrow = self.bfloat16 || array == Some(DType::BFloat16);
+        if narrow && own == DType::Float32 { DType::BFloat16 } else { own }
+    }
+
+    /// The options of a pull whose tensors arrive in these types.
+    pub(crate) fn options(
+        self,
+        specs: &[Arc<TensorSpec>],
+        arriving: impl Iterator<Item = DType>,
+    ) -> PullOptions {
+        let Self { view, bfloat16 } = self;
+        let narrow = |(spec, dtype): (&Arc<TensorSpec>, DType)| bfloat16 || dtype != view.dtype(spec);
+        PullOptions { view, bfloat16: specs.iter().zip(arriving).map(narrow).collect() }
+    }
+}
+
+/// The targets of a pull: the caller's arrays, or new ones. `arriving`: in which type the values of the k-th
+/// tensor arrive for an array of some type, or for a new one.
 pub(crate) fn targets<'py>(
     py: Python<'py>,
-    (specs, view): (&[Arc<TensorSpec>], PullView),
+    specs: &[Arc<TensorSpec>],
+    arriving: impl Fn(usize, &TensorSpec, Option<DType>) -> DType,
     out: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<(Bound<'py, PyDict>, Vec<Borrowed>)> {
     let values = PyDict::new(py);
     let mut targets = Vec::with_capacity(specs.len());
-    for spec in specs {
+    for (k, spec) in specs.iter().enumerate() {
         let (array, target) = match out {
-            None => empty(py, view.dtype(spec), &spec.shape)?,
+            None => empty(py, arriving(k, spec, None), &spec.shape)?,
             Some(out) => {
                 let given = out.get_item(&*spec.name)?.ok_or_else(|| {
                     let error =
                         Error::new(Kind::Config, "out= has no array for a tensor").tensor(spec.name.clone());
                     raise(py, &error.expected("an array for every name", format!("{} arrays", out.len())))
                 })?;
-                let target = target(py, (spec, view), &given)?;
+                let target = target(py, spec, |array| arriving(k, spec, Some(array)), &given)?;
                 (given, target)
             }
         };
@@ -132,15 +175,17 @@ pub(crate) fn targets<'py>(
 /// The caller's array as a target.
 pub(crate) fn target(
     py: Python<'_>,
-    (spec, view): (&TensorSpec, PullView),
+    spec: &TensorSpec,
+    arriving: impl Fn(DType) -> DType,
     array: &Bound<'_, PyAny>,
 ) -> PyResult<Borrowed> {
-    let (target, dtype) = (borrow(array, &spec.name, Access::Write)?, view.dtype(spec));
-    let given = target.dtype().name();
-    let Some(target) = target.for_values_of(dtype) else {
-        let expected = if dtype == DType::BFloat16 { "float32 or bfloat16" } else { dtype.name() };
+    let target = borrow(array, &spec.name, Access::Write)?;
+    let given = target.dtype();
+    let arriving = arriving(given);
+    let Some(target) = target.for_values_of(arriving) else {
+        let expected = if arriving == DType::Float64 { arriving.name() } else { "float32 or bfloat16" };
         let error = Error::new(Kind::DType, "wrong dtype of the array in out=").tensor(spec.name.clone());
-        return Err(raise(py, &error.expected(expected, given)));
+        return Err(raise(py, &error.expected(expected, given.name())));
     };
     if target.shape() == spec.shape {
         return Ok(target);

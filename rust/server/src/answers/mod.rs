@@ -5,7 +5,6 @@
 //! no more memory than it has; its pins can be taken back at any time by resetting its stream.
 
 use crate::measures::{Measures, OpenRequest};
-use fastps_core::codec::CodecId;
 use fastps_core::error::{Error, Result};
 use fastps_core::failpoint::reach;
 use fastps_core::frame::Applied;
@@ -231,7 +230,7 @@ impl Answers {
 
     /// Counts values that are sent, not lent.
     pub(crate) fn count_sent(&self, values: &Snapshot) {
-        self.measures.sent(CodecId::plain(values.dtype), values.as_ref().len(), self.medium);
+        self.measures.sent(values.codec, values.as_ref().len(), self.medium);
     }
 }
 

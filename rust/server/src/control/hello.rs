@@ -49,6 +49,7 @@ fn capabilities(node: &Node) -> Vec<String> {
         convert::MATCHES_STALENESS,
         convert::ROUNDS,
         convert::DTYPES,
+        convert::PULL_CODEC,
         convert::VERSIONS,
         convert::PARTS,
         convert::REGISTRATIONS,

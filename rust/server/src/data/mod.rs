@@ -272,7 +272,7 @@ impl Exchange {
             Verb::Resolve(_) => {
                 self.admit_to(request.slice, request.route, None)?;
             }
-            Verb::Pull | Verb::PullAverage | Verb::PullState | Verb::PullVersion | Verb::PullVector(_) => {
+            Verb::Pull { .. } | Verb::PullState | Verb::PullVersion | Verb::PullVector(_) => {
                 let slice = self.admit_to(request.slice, request.route, None)?;
                 self.admit_reserved(&slice, None, client, now)?;
             }
@@ -316,11 +316,12 @@ impl Exchange {
             Verb::Push { push, reservation, .. } => self.push(tag, &push, reservation, slot).await,
             Verb::PushParts(parts, dtype) => self.push_parts(tag, request.route, &parts, dtype, slot).await,
             Verb::PullParts(parts) => self.pull_parts(tag, request.route, &parts, slot).await,
-            Verb::Pull => {
-                self.answer_values(slot, tag, None, || shard.pull(client, slice)).await;
-            }
-            Verb::PullAverage => {
-                self.answer_values(slot, tag, None, || shard.pull_average(client, slice)).await;
+            Verb::Pull { average, bfloat16 } => {
+                let as_is = || {
+                    if average { shard.pull_average(client, slice) } else { shard.pull(client, slice) }
+                };
+                let pull = || if bfloat16 { shard.in_bfloat16(slice, as_is()?) } else { as_is() };
+                self.answer_values(slot, tag, None, pull).await;
             }
             Verb::PullState => {
                 self.answer_values(slot, tag, None, || shard.pull_state(client, slice)).await;

@@ -4,6 +4,7 @@
 use super::push::ReaderWait;
 use super::{Exchange, fits, fits_dtype, owed};
 use crate::answers::{AnswerSlot, Owed};
+use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
@@ -175,7 +176,8 @@ impl Exchange {
         match new_values(client, &mut outcomes, slices) {
             Ok(values) => {
                 let header = convert::values_header(tag, dtype, values.len() / dtype.size(), &outcomes);
-                self.send_values(slot, header, Snapshot::of_rows(dtype, values, of_values), (pin, charge));
+                let values = Snapshot::of_rows((dtype, CodecId::plain(dtype)), values, of_values);
+                self.send_values(slot, header, values, (pin, charge));
             }
             // Parts were applied, so the answer may not be a refusal.
             Err(error) => slot.send(Err(convert::status(&error.shard(index)))),
@@ -232,8 +234,7 @@ impl Exchange {
         };
         match self.gather(route, parts) {
             Ok((outcomes, values)) => {
-                let elements = values.as_ref().len() / values.dtype.size();
-                let header = convert::rows_header(tag, values.dtype, elements, &outcomes);
+                let header = convert::rows_header(tag, &values, &outcomes);
                 self.send_values(slot, header, values, (pin, charge));
             }
             Err(error) => self.refuse(slot, tag, error),
@@ -260,22 +261,33 @@ impl Exchange {
 
     /// Outcome of each part, and the values of all.
     fn gather(&self, route: Route, parts: &Parts<'_>) -> Result<(Vec<Result<SliceVersion>>, Snapshot)> {
-        let averages = parts.of_averages();
+        let (averages, bfloat16) = (parts.of_averages(), parts.in_bfloat16());
         let parts: Vec<_> = parts.iter().collect();
         let mut slices = self.admit_parts(&parts, route, None);
         // All values of an answer have one dtype: that of the first part.
         let dtype = slices.iter().flatten().next().map_or(DType::Float32, |slice| slice.spec().dtype);
         let answered = if averages { dtype.computed() } else { dtype };
+        let (codec, sent) = if bfloat16 {
+            (CodecId::BFloat16, DType::BFloat16)
+        } else {
+            (CodecId::plain(answered), answered)
+        };
         let mut elements = 0;
         for (part, admitted) in parts.iter().zip(&mut slices) {
-            match admitted.as_ref().map(|slice| elements_of(slice, part, dtype)) {
+            let count = |slice: &Arc<Slice>| {
+                if bfloat16 {
+                    slice.need_bfloat16()?;
+                }
+                elements_of(slice, part, dtype)
+            };
+            match admitted.as_ref().map(count) {
                 Ok(Ok(count)) => elements += count,
                 Ok(Err(error)) => *admitted = Err(error),
                 Err(_) => {}
             }
         }
-        let charge = self.memory_of_elements(elements, answered)?;
-        let mut values = Vec::with_capacity(answered.size() * elements);
+        let charge = self.memory_of_elements(elements, sent)?;
+        let mut values = Vec::with_capacity(sent.size() * elements);
         let index = self.node.index();
         let pull = |(k, (part, slice)): (usize, (&Part<'_>, &Result<Arc<Slice>>))| {
             if k % PARTS_PER_BATCH == 0 {
@@ -284,13 +296,14 @@ impl Exchange {
             let slice = slice.as_ref().map_err(Error::clone);
             let pulled = slice.and_then(|slice| match part.indices {
                 Some(rows) => slice.pull_rows(route.client, rows, &mut values),
+                None if bfloat16 => slice.pull_bfloat16_copy(route.client, averages, &mut values),
                 None if averages => slice.pull_average_copy(route.client, &mut values),
                 None => slice.pull_copy(route.client, &mut values),
             });
             pulled.map_err(|error| error.shard(index))
         };
         let outcomes = parts.iter().zip(&slices).enumerate().map(pull).collect();
-        Ok((outcomes, Snapshot::of_rows(answered, values, charge)))
+        Ok((outcomes, Snapshot::of_rows((answered, codec), values, charge)))
     }
 }
 

@@ -30,18 +30,18 @@ pub fn receipt(tag: u64, applied: &Applied) -> pb::Frame {
     pb::Frame { header: Some(applied_header(pb::Kind::Receipt, tag, applied)), payload: Bytes::new() }
 }
 
-/// Values or state, with the slice's version, own changes and step; with its receipt after a push that wanted
-/// them.
+/// Values or state in this coding, of fixed width, with the slice's version, own changes and step; with its
+/// receipt after a push that wanted them.
 pub fn values(
     tag: u64,
-    dtype: DType,
+    (dtype, codec): (DType, CodecId),
     (version, own, step): (u64, u64, u64),
     applied: Option<&Applied>,
     payload: Bytes,
 ) -> pb::Frame {
     let header = pb::Header {
-        count: (payload.len() / dtype.size()) as u64,
-        codec: codec_to_wire(CodecId::plain(dtype)),
+        count: (payload.len() / codec.body_len(1)) as u64,
+        codec: codec_to_wire(codec),
         dtype: dtype_to_wire(dtype).into(),
         version: Some(version),
         own: Some(own),
@@ -61,16 +61,22 @@ pub fn snapshot(
     snapshot: Snapshot,
     keep: impl Send + 'static,
 ) -> pb::Frame {
-    let (dtype, state) = (snapshot.dtype, (snapshot.version, snapshot.own, snapshot.step));
-    values(tag, dtype, state, applied, keeping(snapshot, keep))
+    let (coding, state) = described(&snapshot);
+    values(tag, coding, state, applied, keeping(snapshot, keep))
+}
+
+/// Type and coding of the values; version, own changes and step.
+fn described(snapshot: &Snapshot) -> ((DType, CodecId), (u64, u64, u64)) {
+    let Snapshot { dtype, codec, version, own, step, .. } = *snapshot;
+    ((dtype, codec), (version, own, step))
 }
 
 /// Values without a payload, for a client that reads them in the server's memory.
 pub fn lent(tag: u64, applied: Option<&Applied>, snapshot: &Snapshot, lent: pb::Lent) -> pb::Frame {
-    let (dtype, state) = (snapshot.dtype, (snapshot.version, snapshot.own, snapshot.step));
-    let mut frame = values(tag, dtype, state, applied, Bytes::new());
+    let (coding, state) = described(snapshot);
+    let mut frame = values(tag, coding, state, applied, Bytes::new());
     if let Some(header) = &mut frame.header {
-        header.count = (snapshot.as_ref().len() / dtype.size()) as u64;
+        header.count = snapshot.elements() as u64;
         header.lent = Some(lent);
     }
     frame
@@ -220,11 +226,11 @@ mod tests {
         for (frame, expected) in [
             (receipt(6, &applied), Answer::Receipt(applied)),
             (
-                values(6, DType::Float32, (4, 0, 2), None, payload.clone()),
+                values(6, (DType::Float32, CodecId::Float32), (4, 0, 2), None, payload.clone()),
                 Answer::Values { version: 4, own: 0, step: 2, applied: None, payload: payload.clone() },
             ),
             (
-                values(6, DType::Float32, (4, 0, 2), Some(&applied), payload.clone()),
+                values(6, (DType::Float32, CodecId::Float32), (4, 0, 2), Some(&applied), payload.clone()),
                 Answer::Values { version: 4, own: 0, step: 2, applied: Some(applied), payload },
             ),
             (version(6, (4, 1)), Answer::Version { version: 4, own: 1 }),

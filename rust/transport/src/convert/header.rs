@@ -199,6 +199,11 @@ pub fn read(target: Target, what: Read) -> pb::Header {
     pb::Header { view: view.into(), ..draft(kind, target) }
 }
 
+/// A pull in bfloat16, rounded to nearest even.
+pub fn in_bfloat16(pull: pb::Header) -> pb::Header {
+    pb::Header { codec: codec_to_wire(CodecId::BFloat16), ..pull }
+}
+
 /// A question about the versions of several slices.
 pub fn versions(target: Target, slices: impl Iterator<Item = u64>) -> pb::Header {
     let parts = slices.map(|slice| pb::Part { slice, ..Default::default() }).collect();

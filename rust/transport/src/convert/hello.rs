@@ -17,6 +17,9 @@ pub const ROUNDS: &str = "rounds";
 
 /// The capability of a server whose tensors keep averages; earlier ones would drop them from a spec.
 pub const DTYPES: &str = "dtypes";
+/// The capability of a server that answers a pull in bfloat16; earlier ones refuse the codec of a pull.
+pub const PULL_CODEC: &str = "pull-codec";
+
 /// The server answers a question about the versions of many slices.
 pub const VERSIONS: &str = "versions";
 

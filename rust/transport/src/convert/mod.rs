@@ -26,7 +26,7 @@ pub use error::{
 };
 pub use fields::Read;
 pub use hello::{
-    CAN_LOG, DTYPES, HISTORY, MATCHES_STALENESS, PARTS, REGISTRATIONS, ROUNDS, VERSIONS, can,
+    CAN_LOG, DTYPES, HISTORY, MATCHES_STALENESS, PARTS, PULL_CODEC, REGISTRATIONS, ROUNDS, VERSIONS, can,
     check_mark_name, cluster_digest, wants_log,
 };
 pub use kinds::{KIND_NAMES, Retry, is_conclusive, kind_from_name, kind_name, passes, retry};

@@ -9,6 +9,7 @@ use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Result};
 use fastps_core::frame::{Action, Applied, Base, Push};
 use fastps_core::rows::Indices;
+use fastps_core::slice::Snapshot;
 use fastps_core::tensor::SliceId;
 use fastps_core::verbs::SliceVersion;
 use fastps_proto::v1 as pb;
@@ -33,6 +34,7 @@ pub struct Parts<'a> {
     whole: bool,
     want_values: bool,
     average: bool,
+    bfloat16: bool,
 }
 
 /// One part of a request.
@@ -73,6 +75,7 @@ pub(super) fn of_push<'a>(h: &'a pb::Header, push: Push<'a>) -> Result<Parts<'a>
         whole,
         want_values,
         average: false,
+        bfloat16: false,
     };
     check(&parts)
 }
@@ -93,8 +96,12 @@ fn check_no_answers(table: &pb::PartTable) -> Result<()> {
     if answers + scales.len() + momenta.len() > 0 { Err(unfit_table()) } else { Ok(()) }
 }
 
-/// The parts of a pull.
-pub(super) fn of_pull<'a>(h: &'a pb::Header, payload: &'a [u8], average: bool) -> Result<Parts<'a>> {
+/// The parts of a pull: of the averages, and in bfloat16.
+pub(super) fn of_pull<'a>(
+    h: &'a pb::Header,
+    payload: &'a [u8],
+    (average, bfloat16): (bool, bool),
+) -> Result<Parts<'a>> {
     if h.parts.iter().any(|part| part.elements != 0) {
         return Err(malformed("KIND_PULL does not use elements").expected("the field unset", "a value"));
     }
@@ -105,7 +112,8 @@ pub(super) fn of_pull<'a>(h: &'a pb::Header, payload: &'a [u8], average: bool) -
         }
     }
     let whole = are_whole(h);
-    check(&Parts { list: &h.parts, table: None, push: None, payload, whole, want_values: false, average })
+    let list = &h.parts;
+    check(&Parts { list, table: None, push: None, payload, whole, want_values: false, average, bfloat16 })
 }
 
 /// The slices of a question about their versions.
@@ -123,6 +131,7 @@ pub(super) fn of_versions(h: &pb::Header) -> Result<Parts<'_>> {
         whole: false,
         want_values: false,
         average: false,
+        bfloat16: false,
     })
 }
 
@@ -185,6 +194,11 @@ impl<'a> Parts<'a> {
     /// Returns whether a pull asks for the averages.
     pub fn of_averages(&self) -> bool {
         self.average
+    }
+
+    /// Returns whether a pull asks for bfloat16.
+    pub fn in_bfloat16(&self) -> bool {
+        self.bfloat16
     }
 
     /// Number of elements of all parts of a push, as claimed by the sender.
@@ -285,13 +299,13 @@ pub fn values_header(tag: u64, dtype: DType, elements: usize, outcomes: &[Result
 }
 
 /// The header of the answer to a pull of parts; the payload holds the values of the parts not refused.
-pub fn rows_header(tag: u64, dtype: DType, elements: usize, outcomes: &[Result<SliceVersion>]) -> pb::Header {
+pub fn rows_header(tag: u64, values: &Snapshot, outcomes: &[Result<SliceVersion>]) -> pb::Header {
     pb::Header {
         kind: pb::Kind::Values.into(),
         tag,
-        count: elements as u64,
-        codec: codec_to_wire(CodecId::plain(dtype)),
-        dtype: dtype_to_wire(dtype).into(),
+        count: values.elements() as u64,
+        codec: codec_to_wire(values.codec),
+        dtype: dtype_to_wire(values.dtype).into(),
         table: Some(Box::new(table(outcomes, |at| (at.version, at.own)))),
         ..Default::default()
     }

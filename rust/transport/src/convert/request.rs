@@ -1,6 +1,8 @@
 //! Reads requests strictly: a field that a request's kind does not use must be unset.
 
-use super::fields::{Read, codec_from_wire, correction_from_wire, dtype_from_wire, malformed, unknown};
+use super::fields::{
+    Read, codec_from_wire, codec_to_wire, correction_from_wire, dtype_from_wire, malformed, unknown,
+};
 use super::header::{self, Completion, GradientSettings, Target};
 use super::parts::{self, Parts, are_whole};
 use super::vector::{self, PortionOf, Run, VectorRead};
@@ -55,9 +57,12 @@ pub enum Verb<'a> {
     /// Gradients or assignments of whole slices or of rows, one per slice; instead of the request's slice.
     PushParts(Parts<'a>, DType),
     /// The values.
-    Pull,
-    /// Their average.
-    PullAverage,
+    Pull {
+        /// Their average instead.
+        average: bool,
+        /// In bfloat16, rounded to nearest even.
+        bfloat16: bool,
+    },
     /// Several slices, or rows of them; instead of the request's slice.
     PullParts(Parts<'a>),
     /// The optimizer state.
@@ -89,8 +94,7 @@ impl Verb<'_> {
     /// True if it changes what the server holds, or waits for a change.
     pub fn changes(&self) -> bool {
         match self {
-            Self::Pull
-            | Self::PullAverage
+            Self::Pull { .. }
             | Self::PullParts(_)
             | Self::PullState
             | Self::PullVersion
@@ -172,6 +176,8 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     let whole = many && are_whole(h);
     let single = gradient && !many;
     let pull = kind == pb::Kind::Pull && !many;
+    // The tensor's own values, of whole slices.
+    let reads_whole = pull && h.vector.is_none() || kind == pb::Kind::Pull && whole;
     // Requests with elements in the payload.
     let values = pushes || portion;
     let (parts, bytes) = (h.parts.len(), frame.payload.len());
@@ -179,7 +185,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     for (used, field, set) in [
         (!many && !run && !versions, "slice beside parts", plain(&h.slice)),
         (values && !many, "count", plain(&h.count)),
-        (values, "codec", plain(&h.codec)),
+        (values || reads_whole, "codec", plain(&h.codec)),
         (values, "dtype", plain(&h.dtype)),
         (pushes || resolve, "sequence", plain(&h.sequence)),
         (pushes, "acknowledged", plain(&h.acknowledged)),
@@ -204,7 +210,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
         (many || run || versions, "parts", plain(&parts)),
         (many && gradient || whole, "table", message(h.table.as_ref())),
         (run || pull, "vector", message(h.vector.as_ref())),
-        (pull && h.vector.is_none() || kind == pb::Kind::Pull && whole, "view", plain(&h.view)),
+        (reads_whole, "view", plain(&h.view)),
         (gradient, "note", (!h.note.is_empty()).then_some(&h.note as &dyn fmt::Display)),
         (portion, "portion", message(h.portion.as_ref())),
         (values || many || run, "payload", plain(&bytes)),
@@ -231,11 +237,13 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     }
     let slice = SliceId(h.slice);
     let verb = match kind {
-        pb::Kind::Pull if many => Verb::PullParts(parts::of_pull(h, &frame.payload, wants_average(h)?)?),
+        pb::Kind::Pull if many => {
+            let how = (wants_average(h)?, wants_bfloat16(h)?);
+            Verb::PullParts(parts::of_pull(h, &frame.payload, how)?)
+        }
         pb::Kind::Pull => match h.vector.as_deref() {
             Some(vector) => Verb::PullVector(vector::read_from_header(vector)?),
-            None if wants_average(h)? => Verb::PullAverage,
-            None => Verb::Pull,
+            None => Verb::Pull { average: wants_average(h)?, bfloat16: wants_bfloat16(h)? },
         },
         pb::Kind::Vector => Verb::Run(vector::run_from_header(h, &frame.payload)?),
         pb::Kind::Portion => portion_from_frame(h, &frame.payload)?,
@@ -290,6 +298,16 @@ fn wants_average(h: &pb::Header) -> Result<bool> {
     match pb::View::try_from(h.view) {
         Ok(view) => Ok(view == pb::View::Average),
         Err(_) => Err(unknown("view", "0 or 1", h.view)),
+    }
+}
+
+/// Returns whether a pull asks for bfloat16.
+fn wants_bfloat16(h: &pb::Header) -> Result<bool> {
+    match h.codec {
+        0 => Ok(false),
+        codec if codec == codec_to_wire(CodecId::BFloat16) => Ok(true),
+        codec => Err(malformed("KIND_PULL has another codec than CODEC_BFLOAT16")
+            .expected("CODEC_BFLOAT16, or the field unset", codec)),
     }
 }
 
@@ -400,8 +418,8 @@ mod tests {
         for what in [Read::Values, Read::Average, Read::State, Read::Version] {
             let frame = read_frame(1, ROUTE, SliceId(5), what);
             let read = match request_from_frame(&frame).unwrap().verb {
-                Verb::Pull => Read::Values,
-                Verb::PullAverage => Read::Average,
+                Verb::Pull { average: false, bfloat16: false } => Read::Values,
+                Verb::Pull { average: true, bfloat16: false } => Read::Average,
                 Verb::PullState => Read::State,
                 Verb::PullVersion => Read::Version,
                 other => panic!("{other:?}"),
@@ -474,6 +492,24 @@ mod tests {
         pull.header.as_mut().unwrap().acknowledged = 0;
         pull.payload = Bytes::from_static(b"x");
         assert!(request_from_frame(&pull).is_err());
+        let coded = |codec| {
+            let mut pull = read_frame(1, ROUTE, SliceId(5), Read::Average);
+            pull.header.as_mut().unwrap().codec = codec;
+            pull
+        };
+        let rounded = coded(CodecId::BFloat16 as i32);
+        let verb = request_from_frame(&rounded).unwrap().verb;
+        assert!(matches!(verb, Verb::Pull { average: true, bfloat16: true }));
+        for codec in [CodecId::Float32 as i32, CodecId::Int8 as i32, CodecId::Float64 as i32, 99, -1] {
+            let error = request_from_frame(&coded(codec)).unwrap_err();
+            assert!(error.message.contains("CODEC_BFLOAT16") && error.got == Some(codec.to_string()));
+        }
+        for kind in [pb::Kind::PullState, pb::Kind::PullVersion, pb::Kind::Resolve] {
+            let mut frame = read_frame(1, ROUTE, SliceId(5), Read::Values);
+            let header = frame.header.as_mut().unwrap();
+            (header.kind, header.codec) = (kind.into(), CodecId::BFloat16 as i32);
+            assert!(request_from_frame(&frame).unwrap_err().message.contains("codec"));
+        }
         let mut view = read_frame(1, ROUTE, SliceId(5), Read::Average);
         view.header.as_mut().unwrap().view = 2;
         assert!(request_from_frame(&view).unwrap_err().message.contains("view"));
