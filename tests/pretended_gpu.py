@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 
-from fastps._shared.types import Array
 from fastps.torch._gpu import Gpu
 from fastps.torch._params import Gpus
 
@@ -117,7 +116,7 @@ class PretendedGpu(Gpu):
             into.copy_(arrived)
         self._late.clear()
 
-    def show(self, values: Iterable[tuple[torch.Tensor, Array]]) -> None:
+    def show(self, values: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         values = list(values)
         with self._copying(True, sum(array.nbytes for _, array in values)):
             super().show(values)

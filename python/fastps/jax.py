@@ -1,8 +1,8 @@
 """JAX: pytrees pushed and pulled outside ``jit``, under the names that their leaves' paths give.
 
 A leaf of ``{"layers": [{"w": ..}]}`` is the tensor ``"layers/0/w"``. Leaves are float32, float16 or bfloat16;
-tensors are float32, and values are cast to their leaf's type. JAX arrays never change, so what is pulled is
-copied into new ones, with the sharding of their leaf.
+tensors are float32, and values are cast to their leaf's type; those of bfloat16 leaves come in it, in half of
+the bytes. JAX arrays never change, so what is pulled is copied into new ones, with their leaf's sharding.
 
 >>> import jax.numpy as jnp, fastps.jax
 >>> params = {"w": jnp.zeros(2), "b": jnp.zeros(())}
@@ -35,6 +35,7 @@ from fastps.parameter_server import ParameterServer, PushOptions, check_ps
 from fastps.worker import Step
 from fastps.worker import Worker as _Worker
 from fastps.worker.arguments import check_float32
+from fastps.worker.halves import computes, is_half
 
 try:
     import jax
@@ -100,7 +101,14 @@ def pull(ps: ParameterServer, like: Any, *, prefix: str = "") -> Any:
     check_ps(ps)
     names = list(_named(like, prefix))
     check_float32(ps, names)
-    return _unflatten(ps.pull(names), like)
+    leaves = zip(names, jax.tree_util.tree_leaves(like), strict=True)
+    out = {name: np.empty(np.shape(leaf), _own_type(leaf)) for name, leaf in leaves}
+    return _unflatten(ps.pull(names, out=out), like)
+
+
+def _own_type(leaf: Any) -> Any:
+    """The type in which a leaf's values are pulled: its own if that is bfloat16, else float32."""
+    return leaf.dtype if is_half(leaf) else np.float32
 
 
 class Worker:
@@ -145,8 +153,14 @@ class Worker:
     ) -> None:
         check_ps(ps)
         self._prefix, self._warned = prefix, False
-        flat = flatten(params, prefix)
-        self._worker = _Worker(ps, flat, mode, codec, on_step=on_step, accumulate=accumulate, rank=rank)
+        own, copy = flatten(params, prefix), True
+        halves = {name: leaf for name, leaf in _named(params, prefix).items() if is_half(leaf)}
+        if halves and not computes(mode) and not mode.after_warm_up.lock_free:
+            own |= {name: np.empty(np.shape(leaf), _own_type(leaf)) for name, leaf in halves.items()}
+            own, copy = {name: np.array(values) for name, values in own.items()}, False
+        self._worker = _Worker(
+            ps, own, mode, codec, copy=copy, on_step=on_step, accumulate=accumulate, rank=rank
+        )
         self.params = _unflatten(self._worker.params, params)
         self._worker.refresh_by(self._refresh)
 

@@ -136,6 +136,24 @@ def test_types(store):
         fastps.jax.flatten({"a": {"b": jnp.ones(1)}, "a/b": jnp.ones(1)})
 
 
+def test_leaves_of_bfloat16_come_in_it(ps):
+    start = {"h": jnp.linspace(-2, 2, 301, dtype=jnp.bfloat16), "x": jnp.ones((2, 2))}
+    fastps.jax.register(ps, start, fastps.SGD(lr=0.01))
+    with fastps.jax.Worker(ps, start, mode=fastps.Async()) as worker:
+        for _ in range(3):
+            worker.step(jax.tree_util.tree_map(jnp.ones_like, start))
+            pulled = fastps.jax.pull(ps, start)
+            for values in (worker.params, pulled):
+                assert values["h"].dtype == jnp.bfloat16
+                own = ps.pull("h").astype(jnp.bfloat16)
+                assert (np.asarray(values["h"]).view(np.uint16) == own.view(np.uint16)).all()
+                assert (np.asarray(values["x"]) == ps.pull("x")).all()
+        assert worker._worker.params["h"].dtype.itemsize == 2
+    with fastps.jax.Worker(ps, start, mode=fastps.Local(push_every=2, pull_every=2, lr=0.01)) as worker:
+        worker.step(jax.tree_util.tree_map(jnp.ones_like, start))
+        assert worker._worker.params["h"].dtype == np.float32
+
+
 def test_a_step_without_any_gradient_warns_once(store):
     params = {"w": jnp.ones(2), "b": jnp.ones(())}
     fastps.jax.register(store, params, fastps.SGD(lr=1.0))

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from fastps._shared.types import Array
-
 __all__ = ["Gpu"]
 
 _NOT_PINNED = "no pinned memory is left, so some copies from and to the GPU wait for it"
@@ -93,13 +91,13 @@ class Gpu:
             self._last.synchronize()
             self._last = None
 
-    def show(self, values: Iterable[tuple[torch.Tensor, Array]]) -> None:
+    def show(self, values: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Starts to fill parameters; GPU work that is submitted from now on sees the new values."""
         with self._after_what_is_queued():
-            for param, array in values:
-                new = torch.from_numpy(array)
+            for param, new in values:
                 if param.dtype != new.dtype:  # converted there
-                    new = new.to(self._device, non_blocking=True)
-                param.copy_(new, non_blocking=True)
+                    param.copy_(new.to(self._device, non_blocking=True), non_blocking=True)
+                else:
+                    param.copy_(new, non_blocking=True)
             self._mark()
         self._module.current_stream(self._device).wait_stream(self._stream)

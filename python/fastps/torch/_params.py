@@ -23,6 +23,7 @@ from fastps.torch._bodies import Bodies
 from fastps.torch._gpu import Gpu
 from fastps.torch.encode import Encoded
 from fastps.worker.arguments import check_float32
+from fastps.worker.halves import Halves
 from fastps.worker.watched import Watched
 
 #: The line that names the parameters of groups.
@@ -63,7 +64,8 @@ class Entry:
 
     name: str
     param: torch.Tensor
-    array: Array
+    #: In float32, or `Halves`.
+    array: Any
     address: int | None
     gpu: Gpu | None = None
     #: Pinned memory for a gradient copied from the GPU.
@@ -74,7 +76,8 @@ class Entry:
     bodies: Bodies | None = None
 
     @classmethod
-    def of(cls, name: str, param: torch.Tensor, gpus: Gpus) -> Self:
+    def of(cls, name: str, param: torch.Tensor, gpus: Gpus, own_type: bool = False) -> Self:
+        """`own_type`: nothing is computed with the array, so that of a bfloat16 parameter may be bfloat16."""
         if param.device.type not in ("cpu", "cuda"):
             expected, got = "parameters in CPU memory or that of a CUDA GPU", str(param.device)
             raise ConfigError("unsupported device", tensor=name, expected=expected, got=got)
@@ -83,19 +86,49 @@ class Entry:
             raise DTypeError("unsupported dtype", tensor=name, expected=expected, got=got)
         values = param.detach()
         gpu = gpus.of(values.device)
+        dtype = torch.bfloat16 if own_type and values.dtype == torch.bfloat16 else torch.float32
         if gpu is not None:
-            own, bodies = gpu.pinned(param.shape), gpus.bodies(name, param.shape, gpu)
+            own, bodies = gpu.pinned(param.shape, dtype), gpus.bodies(name, param.shape, gpu)
             staged = gpu.pinned(param.shape) if bodies is None else None
-            return cls(name, param, own.copy_(values).numpy(), None, gpu, staged, bodies=bodies)
-        if values.dtype == torch.float32 and values.is_contiguous() and not values.is_neg():
-            return cls(name, param, values.numpy(), values.data_ptr())
+            return cls(name, param, _array(own.copy_(values)), None, gpu, staged, bodies=bodies)
+        if values.dtype == dtype and values.is_contiguous() and not values.is_neg():
+            return cls(name, param, _array(values), values.data_ptr())
         own = torch.empty(values.shape, dtype=torch.float32, device="cpu").copy_(values)
         return cls(name, param, own.numpy(), None)
 
     @property
     def is_rounded(self) -> bool:
-        """True if the parameter has another dtype than the float32 array."""
+        """True if the parameter has another dtype than float32."""
         return self.param.dtype != torch.float32
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The array's memory."""
+        array = self.array
+        tensor: torch.Tensor = array.tensor if isinstance(array, Halves) else torch.from_numpy(array)
+        return tensor
+
+    @property
+    def is_shown(self) -> bool:
+        """True if the parameter equals the array, rounded to its dtype."""
+        shown = self.values.reshape(self.param.shape).to(self.param.dtype)
+        return torch.equal(shown, self.param.detach().cpu())
+
+    def unrounded(self, values: Array) -> Array:
+        """These float32 values where the parameter shows them, rounded; elsewhere what it shows."""
+        wide, shown = torch.from_numpy(values), self.param.detach().cpu()
+        kept: Array = torch.where(wide.to(shown.dtype) == shown, wide, shown.float()).numpy()
+        return kept
+
+    def follows(self, now: torch.Tensor, was: torch.Tensor) -> bool:
+        """Returns whether values are from now on fetched into other memory, as that of the parameter is."""
+        array = self.array
+        if self.address is None or not isinstance(array, Halves) or _kind(now) != _kind(was):
+            return False
+        if not now.is_contiguous() or now.data_ptr() == self.address:
+            return False
+        array.tensor, self.address = now, now.data_ptr()
+        return True
 
     def gradient(self, rows: bool) -> Array | Sparse | Encoded | None:
         """Returns the gradient; that of a GPU's parameter is complete after `Gpu.wait`."""
@@ -165,7 +198,7 @@ class Filled:
     def check_memory(self) -> None:
         """Raises if the model has another parameter in the place of one, or the memory of one was replaced.
 
-        A parameter with an array beside it may move; other values there count as a write.
+        A bfloat16 parameter, and one with an array beside it, may move; other values there count as a write.
         """
         if self._model is not None:
             self._check_model(_parameters(self._model))
@@ -173,9 +206,13 @@ class Filled:
             return
         for k, (entry, was) in enumerate(zip(self._entries, self._memory, strict=True)):
             now = entry.param.detach()
-            if entry.address is None and _kind(now) == _kind(was) and now.data_ptr() != self._addresses[k]:
+            if entry.follows(now, was):
                 self._memory[k], self._addresses[k] = now, now.data_ptr()
-                if not entry.shows(entry.array):
+                if not torch.equal(now, was):
+                    increment_version([entry.param])  # torch does not count `param.data = values`
+            elif entry.address is None and _kind(now) == _kind(was) and now.data_ptr() != self._addresses[k]:
+                self._memory[k], self._addresses[k] = now, now.data_ptr()
+                if not entry.is_shown:
                     increment_version([entry.param])  # torch does not count `param.data = values`
         for entry, address in zip(self._entries, self._addresses, strict=True):
             if entry.param.data_ptr() != address:
@@ -215,21 +252,26 @@ class Filled:
         if self._beside or self._on_gpu:
             with torch.no_grad():
                 for entry in self._beside:
-                    entry.param.copy_(torch.from_numpy(entry.array))
+                    entry.param.copy_(entry.values)
                 for gpu, entries in self._on_gpu.items():
-                    gpu.show((entry.param, entry.array) for entry in entries)
+                    gpu.show((entry.param, entry.values) for entry in entries)
         self.watched.note()
 
     def take(self) -> None:
         """Copies the parameters' values to the worker's arrays."""
         beside = [*self._beside, *(entry for entries in self._on_gpu.values() for entry in entries)]
         for entry in beside:
-            array, shown = torch.from_numpy(entry.array), entry.param.detach().cpu()
+            array, shown = entry.values, entry.param.detach().cpu()
             array.copy_(torch.where(array.to(shown.dtype) == shown, array, shown))  # shown ones are rounded
 
     def equal(self, values: Mapping[str, Array]) -> bool:
         """Returns whether the parameters equal these values, rounded to their dtypes."""
         return all(entry.shows(values[entry.name]) for entry in self._entries)
+
+
+def _array(values: torch.Tensor) -> Any:
+    """A tensor in CPU memory as a worker's array."""
+    return Halves(values) if values.dtype == torch.bfloat16 else values.numpy()
 
 
 def _parameters(model: torch.nn.Module) -> set[int]:

@@ -347,7 +347,9 @@ def load(
     pairs = [(name, tensor) for name, tensor in pairs if name in there]
     if isinstance(source, ParameterServer):
         parts = list({part for name, _ in pairs for part in shards.get(name, [name])})
-        values = source.pull(parts)
+        halves = {name for name, tensor in pairs if tensor.dtype == torch.bfloat16 and name not in shards}
+        out = {name: _half(source, name) for name in (halves if view == "values" else ())}
+        values = {**source.pull([part for part in parts if part not in out]), **source.pull(out, out=out)}
         if view == "average":
             values = {**values, **averages(source, parts, source.spec)}
     joined = {
@@ -363,6 +365,10 @@ def load(
             )
     for name, tensor in pairs:
         tensor.copy_(torch.as_tensor(values[name], device="cpu"))
+
+
+def _half(ps: ParameterServer, name: str) -> torch.Tensor:
+    return torch.empty(ps.spec(name).shape, dtype=torch.bfloat16, device="cpu")
 
 
 def _other_prefix(name: str, there: set[str]) -> str | None:

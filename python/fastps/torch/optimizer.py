@@ -46,6 +46,7 @@ from fastps.torch.seeds import state as random_state
 from fastps.torch.step.ahead import Ahead, hooks_of
 from fastps.torch.step.groups import check_group
 from fastps.worker import Step, Worker
+from fastps.worker.halves import Halves, computes
 from fastps.worker.run.others import Others
 
 _log = logging.getLogger("fastps")
@@ -108,9 +109,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             values that came last; ``"local"``: none. None: ``"average"`` with a model.
         buffers_every: Steps between two pushes of the buffers; the last values follow in `close`.
 
-    float32 parameters that are contiguous are updated where they are. Others (float16, bfloat16, channels
-    last) have a float32 copy beside them, as the server does, and are cast from it. Those of a CUDA GPU have
-    such a copy and one of the gradient in pinned memory, and copies run on a separate stream. A parameter
+    float32 and bfloat16 parameters that are contiguous are updated where they are; values of bfloat16 ones
+    come in that type, in half of the bytes. Others (float16, channels last, with a mode of local steps also
+    bfloat16) have a float32 copy beside them and are cast from it. Those of a CUDA GPU have a copy of their
+    values and one of the gradient in pinned memory, and copies run on a separate stream. A parameter
     without a gradient takes no step, but receives the values that others push.
 
     Each worker trains with its own buffers. With `model`, the servers have them as well, in the group
@@ -178,7 +180,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._entries: list[Entry] = []
         self._model = model
         self._filled = Filled([], model)
-        self._rows = mode.after_warm_up.local_lr is None
+        self._rows, self._own_types = mode.after_warm_up.local_lr is None, not computes(mode)
         is_lossy = not isinstance(codec, (Float32, type(None)))
         self._gpus = Gpus(codec if is_lossy and self._rows else None)
         self._bodies: dict[str, Bodies] = {}
@@ -238,7 +240,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if self._schedule is not None:
             self._schedule._check_addition()
         rule = rule_of_group(self._optimizer, {**self.defaults, **group})
-        entries = [Entry.of(name, param, self._gpus) for name, param in named.items()]
+        entries = [Entry.of(n, param, self._gpus, self._own_types) for n, param in named.items()]
         check_memory({**taken, **named})
         group["params"], group["param_names"] = list(named.values()), list(named)
         super().add_param_group(group)
@@ -612,14 +614,21 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._filled.wait()
         buffers = {} if self._buffers is None else self._buffers.values()
         self._filled.take()
+        exact = {}
         for entry in self._entries:
-            if entry.name in values:
+            if entry.name in values and isinstance(entry.array, Halves):
+                exact[entry.name] = values[entry.name]
+            elif entry.name in values:
                 entry.array[...] = values[entry.name]
-        worker.push_model()
+        worker.push_values({**self._wider(), **exact})
         self._filled.show()
         if self._buffers is not None:
             self._buffers.assign(buffers)
         self._follow_schedule()
+
+    def _wider(self) -> dict[str, Array]:
+        """The float32 values of float32 tensors that bfloat16 parameters show, rounded."""
+        return self._held.wider(self._open())
 
     def _read_buffers(self) -> None:
         """Gives the model the servers' buffers, if they have any of it."""
@@ -681,7 +690,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             optimizer={name: rules[name] for name in new},
             apply=self._apply,
             average=self._average,
-            dtype=self._dtype,
+            dtype=self._dtype or "float32",
         )
 
     def _raw(self) -> dict[str, torch.Tensor]:

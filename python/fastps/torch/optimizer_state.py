@@ -20,6 +20,7 @@ from fastps.parameter_server import ParameterServer
 from fastps.torch._params import Entry, check_unchanged, rounds_to, settings_of
 from fastps.torch.state import State, Theirs, as_stored, fetch, fits, lookalike
 from fastps.worker import Worker
+from fastps.worker.halves import Halves
 
 __all__ = ["OptimizerState", "arrays_of", "is_of_one_worker", "plain_groups"]
 
@@ -75,9 +76,23 @@ class OptimizerState:
         states, those = fetch(self.ps, self.those()), enumerate(self.entries)
         state["state"] = {k: states[entry.name] for k, entry in those if entry.name in states}
         state["param_groups"] = plain_groups(state["param_groups"])
-        own["values"] = {entry.name: entry.array.copy() for entry in self.entries if entry.is_rounded}
+        rounded = [entry for entry in self.entries if entry.is_rounded]
+        own["values"] = {e.name: e.array.copy() for e in rounded if not isinstance(e.array, Halves)}
+        own["values"] |= self.wider(worker)
         saver = {"rank": self.rank, "saver": self.id}
         state["fastps"] = {**{key: _tensors(value) for key, value in own.items()}, **saver}
+
+    def wider(self, worker: Worker) -> dict[str, Array]:
+        """The float32 values of float32 tensors that bfloat16 parameters show, and what was written there.
+
+        Tensors are left out that others have changed since their values came.
+        """
+        halves = {entry.name: entry for entry in self.entries if isinstance(entry.array, Halves)}
+        halves = {name: one for name, one in halves.items() if self.ps.spec(name).dtype == "float32"}
+        if not halves:
+            return {}
+        there = worker.unchanged()
+        return {name: one.unrounded(there[name]) for name, one in halves.items() if name in there}
 
     # -- loading ---------------------------------------------------------------------------------------------
 

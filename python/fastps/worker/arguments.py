@@ -18,6 +18,7 @@ from fastps.modes import Mode
 from fastps.optim import ScheduleFreeAdamW, ScheduleFreeSGD
 from fastps.parameter_server import ParameterServer
 from fastps.store import Store
+from fastps.worker.halves import Halves
 
 __all__ = [
     "as_rates",
@@ -94,9 +95,9 @@ def check_shapes(ps: ParameterServer, params: Mapping[str, Any]) -> None:
             raise ShapeError("wrong shape of a parameter", tensor=name, expected=expected, got=got)
 
 
-def check_memory(arrays: Mapping[str, Array]) -> None:
+def check_memory(arrays: Mapping[str, Array | Halves]) -> None:
     """Raises `ConfigError` if two C-contiguous arrays share memory."""
-    spans = sorted((a.__array_interface__["data"][0], a.nbytes, n) for n, a in arrays.items() if a.nbytes)
+    spans = sorted((_address(a), a.nbytes, name) for name, a in arrays.items() if a.nbytes)
     for (start, length, first), (after, _, second) in pairwise(spans):
         if after < start + length:
             raise ConfigError(
@@ -106,6 +107,13 @@ def check_memory(arrays: Mapping[str, Array]) -> None:
                 got=f'the memory of "{first}"',
                 advice="the values of one would overwrite the other's",
             )
+
+
+def _address(array: Array | Halves) -> int:
+    if isinstance(array, Halves):
+        return array.address
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def check_float32(ps: ParameterServer, params: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from fastps import _fastps
 from fastps._shared.types import Array, Rates
 from fastps.modes import Mode
 from fastps.worker.fetches import Fetches
+from fastps.worker.halves import Halves
 from fastps.worker.pushes import Pushes
 from fastps.worker.run.together import Together
 
@@ -42,10 +43,14 @@ class OneCall:
         self._pushes, self._fetches, self._together = pushes, fetches, together
         #: The arrays that the call reads and writes; None if a step needs several calls.
         self._arrays: _fastps.Exchange | None = None
+        #: Where the arrays of bfloat16 lay then: they may move.
+        self._places: list[tuple[Halves, int]] = []
 
     def bind(self) -> None:
         """Prepares the call for the present parameters."""
         self._arrays = self._native.exchange_of(self._params, *self._pushes.encoding)
+        arrays: list[Any] = list(self._params.values())
+        self._places = [(array, array.address) for array in arrays if isinstance(array, Halves)]
 
     def drop(self) -> None:
         """Lets go of the arrays; steps need several calls from now on."""
@@ -55,6 +60,8 @@ class OneCall:
         self, grads: Mapping[str, Any], lr: Rates, mode: Mode, note: str | None, threads: int
     ) -> Exchanged | None:
         """Pushes and fetches; None if that is not possible, and then nothing was done."""
+        if self._arrays is not None and any(array.address != place for array, place in self._places):
+            self.bind()
         if self._arrays is None or not self._pushes.idle or type(grads) is not dict:
             return None
         groups: list[str] = []

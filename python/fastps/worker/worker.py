@@ -36,6 +36,7 @@ from fastps.worker.arguments import (
 from fastps.worker.exchanges import Exchanges
 from fastps.worker.fetches import Fetches
 from fastps.worker.gradients import finite, whole
+from fastps.worker.halves import Halves, check_computed, computes
 from fastps.worker.local import LocalStepper
 from fastps.worker.one_call import OneCall
 from fastps.worker.pushes import Elsewhere, Pushes, Refused
@@ -282,9 +283,11 @@ class Worker:
             self.params.update({name: self._ps.view(name) for name in params})
             self._names = list(self.params)
             return None
+        if not copy and computes(self.mode):
+            check_computed(params)
         own = {n: np.empty(np.shape(a), np.float32) if copy else a for n, a in params.items()}
         versions = self._native.pull_list(list(own), own, "values", None)[1]
-        arrays = {name: whole(array) for name, array in own.items()}
+        arrays: dict[str, Any] = {n: a if isinstance(a, Halves) else whole(a) for n, a in own.items()}
         if not copy:
             check_memory({**self.params, **arrays})
         self.params.update(arrays)
@@ -681,9 +684,14 @@ class Worker:
         >>> store.pull("w")
         array([5., 5.], dtype=float32)
         """
+        self.push_values({})
+
+    def push_values(self, exact: Mapping[str, Array]) -> None:
+        """Internal: as `push_model`, with these float32 values in place of what `params` show of them."""
         self._check_open()
-        for name, values in self.params.items():
-            if not finite(values):
+        assigned: dict[str, Any] = {**self.params, **exact}
+        for name, values in assigned.items():
+            if not finite(np.asarray(values)):
                 raise NonFiniteError(
                     "a value is not finite",
                     tensor=name,
@@ -694,7 +702,7 @@ class Worker:
         self._land()
         self._pushes.rest()
         self._pushes.forget()
-        for name, values in self.params.items():
+        for name, values in assigned.items():
             self._ps.assign(name, values)
         self.pull_model()
 
