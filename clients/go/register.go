@@ -340,9 +340,10 @@ func (c *Client) renew(ctx context.Context, placed []*wanted) *Error {
 func (w *wanted) frame(k int, epoch uint64) *frame {
 	first, count := w.entry.slice(k)
 	header := w.entry.header(pb.Kind_KIND_ASSIGN, k, epoch)
-	header.Count, header.Codec, header.Dtype = uint64(count), Float32.number(), w.spec.Dtype
+	codec := w.entry.codec()
+	header.Count, header.Codec, header.Dtype = uint64(count), codec.number(), w.spec.Dtype
 	header.Reservation = w.reservation
-	f := &frame{header: header, payload: Float32.append(nil, w.values[first:first+count], 0, 0), answers: -1}
+	f := &frame{header: header, payload: codec.append(nil, w.values[first:first+count], 0, 0), answers: -1}
 	f.parts = []part{{entry: w.entry, index: k, first: first, count: count}}
 	return f
 }

@@ -19,7 +19,7 @@ type Optimizer struct {
 	EpsMode string
 }
 
-// Tensor is what is registered under a name. Values are float32, in row-major order.
+// Tensor is what is registered under a name. Values are given and returned as float32, in row-major order.
 type Tensor struct {
 	Name      string
 	Shape     []int
@@ -28,6 +28,9 @@ type Tensor struct {
 	Group string
 	// Hogwild allows racing pushes to overwrite each other.
 	Hogwild bool
+	// BFloat16 makes the servers keep the values in bfloat16: initial ones rounded to nearest, those of each step
+	// stochastically.
+	BFloat16 bool
 }
 
 func (t Tensor) spec() *pb.TensorSpec {
@@ -35,6 +38,9 @@ func (t Tensor) spec() *pb.TensorSpec {
 		Optimizer: &pb.Optimizer{Name: t.Optimizer.Name, Settings: t.Optimizer.Settings, EpsMode: t.Optimizer.EpsMode}}
 	if t.Hogwild {
 		spec.Apply = pb.Apply_APPLY_HOGWILD
+	}
+	if t.BFloat16 {
+		spec.Dtype = pb.DType_DTYPE_BFLOAT16
 	}
 	if spec.Group == "" {
 		spec.Group = "default"
@@ -86,13 +92,16 @@ func (e *entry) isFloat32() bool {
 	return e.isBFloat16() || e.spec.GetDtype() == pb.DType_DTYPE_FLOAT32
 }
 
-// valueBytes is the size of a value on the wire.
-func (e *entry) valueBytes() int {
+// codec is that of the tensor's values.
+func (e *entry) codec() Codec {
 	if e.isBFloat16() {
-		return 2
+		return BFloat16
 	}
-	return 4
+	return Float32
 }
+
+// valueBytes is the size of a value on the wire.
+func (e *entry) valueBytes() int { return e.codec().bodyLen(1) }
 
 // getValues reads values as float32.
 func (e *entry) getValues(body []byte, values []float32) {

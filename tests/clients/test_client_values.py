@@ -12,6 +12,7 @@ import pytest
 import fastps
 from clients.driver import Driver, packed, unpacked
 from faults.shards import Shards
+from reference_rounding import nearest, widen
 
 SLICE = 63 * 4096
 SHAPES = {"scalar": (), "empty": (0,), "slice": (SLICE,), "beyond": (SLICE + 1,), "large": (600_000,)}
@@ -137,6 +138,32 @@ def test_push_pull_rows_and_settings_are_those_of_the_native_client(
         ps.push("go", dense)
         based = driver.do("push", gradients=[{"tensor": "go", "values": packed(dense)}], based_on="v")
         assert based["receipts"]["go"]["Staleness"] == 1
+
+
+def test_bfloat16_tensors_are_registered(
+    clusters: Callable[..., Shards], drivers: Callable[..., Driver], rng: np.random.Generator
+) -> None:
+    """With values that NumPy rounds to the same bits, and equal to a registration by the native client."""
+    cluster = clusters()
+    driver = drivers(cluster.addresses)
+    with fastps.connect(",".join(cluster.addresses)) as ps:
+        for shape in ((SLICE + 1001,), (3,), (0,)):
+            values = rng.standard_normal(shape).astype(np.float32)
+            values[:3] = [np.finfo(np.float32).max, -0.0, 1e-40][: values.size]
+            spec = {"name": f"{shape}", "shape": shape, "optimizer": "sgd", "settings": {"lr": 0.5}}
+            fields = {"tensor": spec | {"bfloat16": True}, "values": packed(values)}
+            driver.do("register", **fields)
+            expected = widen(nearest(values))
+            for got in (driver.pull(spec["name"]), ps.pull(spec["name"])):
+                assert got.tobytes() == expected.tobytes()
+            # The same specification: it is there.
+            ps.register(spec["name"], values, fastps.SGD(lr=0.5), dtype="bfloat16")
+            error = driver.refused("register", tensor=spec, values=packed(values))
+            assert error["kind"] == "precondition", error
+        error = driver.refused(
+            "register", **fields | {"tensor": spec | {"bfloat16": True, "hogwild": True, "name": "h"}}
+        )
+        assert (error["kind"], error["tensor"]) == ("dtype", "h"), error
 
 
 def test_bfloat16_tensors_are_read_and_pushed_to(

@@ -71,6 +71,8 @@ type command struct {
 		Optimizer string             `json:"optimizer"`
 		Settings  map[string]float64 `json:"settings"`
 		Group     string             `json:"group"`
+		BFloat16  bool               `json:"bfloat16"`
+		Hogwild   bool               `json:"hogwild"`
 	} `json:"tensor"`
 	Values    floats     `json:"values"`
 	Gradients []gradient `json:"gradients"`
@@ -91,6 +93,13 @@ type command struct {
 	Staleness uint64     `json:"staleness"`
 	Rank      *uint32    `json:"rank"`
 	Times     int        `json:"times"`
+}
+
+// spec is the tensor of a registration, under this name.
+func (c command) spec(name string) fastps.Tensor {
+	t := c.Tensor
+	return fastps.Tensor{Name: name, Shape: t.Shape, Group: t.Group, BFloat16: t.BFloat16, Hogwild: t.Hogwild,
+		Optimizer: fastps.Optimizer{Name: t.Optimizer, Settings: t.Settings}}
 }
 
 type answer map[string]any
@@ -179,16 +188,13 @@ func (d *driver) run(c command) (answer, error) {
 	case "close":
 		return nil, client.Close()
 	case "register":
-		tensor := fastps.Tensor{Name: c.Tensor.Name, Shape: c.Tensor.Shape, Group: c.Tensor.Group,
-			Optimizer: fastps.Optimizer{Name: c.Tensor.Optimizer, Settings: c.Tensor.Settings}}
+		tensor := c.spec(c.Tensor.Name)
 		created, err := client.Register(ctx, tensor, c.Values)
 		return answer{"created": created}, err
 	case "register_all":
 		var all []fastps.Registration
 		for _, name := range c.Tensors {
-			tensor := fastps.Tensor{Name: name, Shape: c.Tensor.Shape, Group: c.Tensor.Group,
-				Optimizer: fastps.Optimizer{Name: c.Tensor.Optimizer, Settings: c.Tensor.Settings}}
-			all = append(all, fastps.Registration{Tensor: tensor, Values: c.Values})
+			all = append(all, fastps.Registration{Tensor: c.spec(name), Values: c.Values})
 		}
 		return nil, client.RegisterAll(ctx, all)
 	case "push":
