@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import fastps.torch
@@ -159,12 +160,13 @@ def work(arguments):
 
 
 def finish(arguments):
-    """Exports the model from the servers, and serves it: a process that only pulls continues a sentence."""
+    """Exports the model or its average, and serves that: a process that only pulls continues a sentence."""
     text, model, _ = made(arguments)
     with fastps.connect(name="reader") as ps:
         step = ps.versions("bias")["bias"] - 1
         fastps.torch.load(model.eval(), ps, view="average" if arguments.average else "values")
-        fastps.checkpoint.save(ps, arguments.output / "model.safetensors")
+    weights = {name: weight.cpu().clone() for name, weight in model.state_dict().items()}
+    save_file(weights, arguments.output / "model.safetensors")
     found = {name: perplexity(model, getattr(text, name), arguments.device) for name in ("valid", "test")}
     words = text.test[:8].tolist()
     for _ in range(12):  # the most probable words

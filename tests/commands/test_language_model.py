@@ -10,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/language_model.py"
 WITHOUT_DATA = {name: value for name, value in os.environ.items() if name != "FASTPS_DATA_DIR"}
@@ -26,7 +28,8 @@ def example():
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_killed_stopped_and_resumed_model_learns_and_is_served(tmp_path):
-    command = [sys.executable, str(EXAMPLE), "--quick", "--average=0.9", "--output", str(tmp_path / "lm")]
+    command = [sys.executable, str(EXAMPLE), "--quick", "--average=0.9", "--dtype=bfloat16"]
+    command += ["--output", str(tmp_path / "lm")]
     done = subprocess.run(command, env=WITHOUT_DATA, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads((tmp_path / "lm/result.json").read_text())
@@ -34,7 +37,14 @@ def test_a_killed_stopped_and_resumed_model_learns_and_is_served(tmp_path):
     assert 240 <= found["steps"] <= 243, "each worker may push once more"
     assert found["perplexity"]["test"] < 6, "60 words, of which 3 may follow"
     assert len(found["sentence"].split()) == 20
-    assert (tmp_path / "lm/model.safetensors").stat().st_size > 4 * 60 * 32
+    # What was served is the average that the stopped servers have kept.
+    served, kept = (tmp_path / name for name in ("lm/model.safetensors", "kept.safetensors"))
+    export = ["checkpoint", "export", str(tmp_path / "lm/state"), str(kept), "--view", "average"]
+    subprocess.run([sys.executable, "-m", "fastps", *export], check=True, timeout=120)
+    weights, averages = load_file(served), load_file(kept)
+    assert weights.keys() == averages.keys()
+    for name, average in averages.items():
+        np.testing.assert_array_equal(weights[name], average)
     starts, again = (
         [json.loads(line) for line in (tmp_path / f"lm/run{k}.jsonl").read_text().splitlines()]
         for k in (0, 1)
