@@ -977,7 +977,8 @@ type Header struct {
 	Slice uint64 `protobuf:"fixed64,3,opt,name=slice,proto3" json:"slice,omitempty"`
 	// Elements of the slice.
 	Count uint64 `protobuf:"fixed64,4,opt,name=count,proto3" json:"count,omitempty"`
-	// The codec of the payload.
+	// The codec of the payload. On KIND_PULL of whole slices: CODEC_BFLOAT16 asks for values or averages in bfloat16,
+	// rounded to nearest even; only to servers with `pull-codec` among their capabilities, earlier ones refuse it.
 	Codec PayloadCodec `protobuf:"varint,5,opt,name=codec,proto3,enum=fastps.v1.PayloadCodec" json:"codec,omitempty"`
 	// The element type of the tensor.
 	Dtype DType `protobuf:"varint,6,opt,name=dtype,proto3,enum=fastps.v1.DType" json:"dtype,omitempty"`

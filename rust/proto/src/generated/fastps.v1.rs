@@ -24,7 +24,8 @@ pub struct Header {
     /// Elements of the slice.
     #[prost(fixed64, tag = "4")]
     pub count: u64,
-    /// The codec of the payload.
+    /// The codec of the payload. On KIND_PULL of whole slices: CODEC_BFLOAT16 asks for values or averages in bfloat16,
+    /// rounded to nearest even; only to servers with `pull-codec` among their capabilities, earlier ones refuse it.
     #[prost(enumeration = "PayloadCodec", tag = "5")]
     pub codec: i32,
     /// The element type of the tensor.
