@@ -192,10 +192,7 @@ impl ServerConfig {
             );
         }
         Spin::check(self.spin)?;
-        if self.keep_history > 0 && self.data_dir.is_none() {
-            let error = config("only the past of a data directory can be kept");
-            return Err(error.expected("--keep-history with --data-dir", "only --keep-history"));
-        }
+        self.check_needs()?;
         if let Some((_, twice)) =
             self.cluster.iter().enumerate().find(|(k, one)| self.cluster[..*k].contains(one))
         {
@@ -237,6 +234,34 @@ impl ServerConfig {
         };
         let bound: Vec<_> = listeners.into_iter().map(place).collect::<Result<_>>()?;
         Ok((bound, self.cluster.clone()))
+    }
+
+    /// Fails if an option has no effect because another one is missing.
+    fn check_needs(&self) -> Result<()> {
+        let usual = Self::default();
+        let (kept, whole) = (self.data_dir.is_some(), self.cluster.is_empty());
+        let of_certificates = self.tls.ca.is_some() && self.tokens.is_none();
+        let needs = [
+            ("--snapshot-every", self.snapshot_every != usual.snapshot_every, kept, "--data-dir"),
+            ("--snapshot-after", self.snapshot_after != usual.snapshot_after, kept, "--data-dir"),
+            ("--keep", self.keep != usual.keep, kept, "--data-dir"),
+            ("--keep-for", self.keep_for != usual.keep_for, kept, "--data-dir"),
+            ("--keep-history", self.keep_history != usual.keep_history, kept, "--data-dir"),
+            ("--accept-loss", self.accept_loss, kept || !whole, "--data-dir or --cluster"),
+            ("--server-token-file", self.server_token.is_some(), !whole, "--cluster"),
+            (
+                "--certificate-role",
+                self.certificate_role != usual.certificate_role,
+                of_certificates,
+                "--tls-ca, and without --tokens",
+            ),
+            ("--web-host", !self.web_hosts.is_empty(), self.web != WebAddress::Off, "--web"),
+        ];
+        match needs.into_iter().find(|(_, given, has_effect, _)| *given && !has_effect) {
+            None => Ok(()),
+            Some((option, _, _, needed)) => Err(config(format!("{option} would have no effect"))
+                .expected(format!("{option} with {needed}"), format!("only {option}"))),
+        }
     }
 
     /// The addresses that each shard of this process listens on; those of one shard differ only in their
@@ -444,6 +469,29 @@ mod tests {
         refusal(&ServerConfig { shards: 2, ..on("127.0.0.1:65535") });
         refusal(&ServerConfig { spin: Duration::from_secs(2), ..on("127.0.0.1:0") });
         refusal(&on("nonsense"));
+        let name = || Some(PathBuf::from("name"));
+        let tls = TlsFiles { cert: name(), key: name(), ca: name() };
+        for (option, config) in [
+            (
+                "--snapshot-every",
+                ServerConfig { snapshot_every: Duration::from_secs(9), ..on("127.0.0.1:0") },
+            ),
+            ("--snapshot-after", ServerConfig { snapshot_after: 0, ..on("127.0.0.1:0") }),
+            ("--keep", ServerConfig { keep: 3, ..on("127.0.0.1:0") }),
+            ("--keep-for", ServerConfig { keep_for: Duration::from_secs(9), ..on("127.0.0.1:0") }),
+            ("--keep-history", ServerConfig { keep_history: 1, ..on("127.0.0.1:0") }),
+            ("--accept-loss", ServerConfig { accept_loss: true, ..on("127.0.0.1:0") }),
+            ("--server-token-file", ServerConfig { server_token: name(), ..on("127.0.0.1:0") }),
+            ("--certificate-role", ServerConfig { certificate_role: Role::Worker, ..on("127.0.0.1:0") }),
+            (
+                "--certificate-role",
+                ServerConfig { certificate_role: Role::Worker, tls, tokens: name(), ..on("127.0.0.1:0") },
+            ),
+            ("--web-host", ServerConfig { web_hosts: vec!["a".to_owned()], ..on("127.0.0.1:0") }),
+        ] {
+            let error = refusal(&config).to_string();
+            assert!(error.contains(&format!("expected {option} with ")), "{error}");
+        }
         refusal(&ServerConfig { listen: Vec::new(), ..ServerConfig::default() });
         assert!(on("x").memory().0 > 0);
     }

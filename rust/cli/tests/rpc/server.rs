@@ -15,6 +15,7 @@ use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
 use fastps_server::{Role, Server, ServerConfig};
 use fastps_transport::convert::{self, Answer, Read, Route};
+use fastps_transport::tls::TlsFiles;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -151,8 +152,9 @@ async fn what_is_sealed_and_never_committed_is_freed_and_what_is_committed_stays
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn servers_settle_over_tls() {
     let ca = Ca::new();
-    let settled = async |tls| {
-        let more = ServerConfig { certificate_role: Role::Server, ..config() };
+    let settled = async |tls: TlsFiles| {
+        let certificate_role = if tls.ca.is_some() { Role::Server } else { Role::Reader };
+        let more = ServerConfig { certificate_role, ..config() };
         let server =
             Server::start(&ServerConfig { shards: 2, reservation_lease: SHORT, tls, ..more }).unwrap();
         let [first, second] = [0, 1].map(|shard| server.addresses()[shard].clone());
