@@ -11,9 +11,11 @@ use std::path::Path;
 pub(crate) fn failed(what: &str, path: &Path, error: &std::io::Error) -> Error {
     let kind = match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Kind::Unavailable,
-        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem | ErrorKind::NotADirectory => {
-            Kind::Config
-        }
+        ErrorKind::PermissionDenied
+        | ErrorKind::ReadOnlyFilesystem
+        | ErrorKind::NotADirectory
+        | ErrorKind::InvalidFilename
+        | ErrorKind::InvalidInput => Kind::Config,
         _ => Kind::Internal,
     };
     Error::new(kind, format!("cannot {what} {}: {error}", path.display()))

@@ -20,7 +20,13 @@ pub fn shard_folder(data_dir: &Path, shard: u32) -> PathBuf {
 /// The shards that a data directory contains, ascending.
 pub(crate) fn shards_in(data_dir: &Path) -> Result<Vec<u32>> {
     let is_shard = |shard: &u64| shard_folder(data_dir, *shard as u32).is_dir();
-    let shards = numbered(&list(data_dir)?, SHARD_PREFIX).into_iter().filter(is_shard);
+    let names = list(data_dir).map_err(|mut error| {
+        if matches!(data_dir.try_exists(), Ok(false)) {
+            error.kind = Kind::Config; // a misspelt name
+        }
+        error
+    })?;
+    let shards = numbered(&names, SHARD_PREFIX).into_iter().filter(is_shard);
     let shards: Vec<_> = shards.filter_map(|shard| u32::try_from(shard).ok()).collect();
     if shards.is_empty() {
         let message = format!("{} contains no shard-0, shard-1, ...", data_dir.display());
