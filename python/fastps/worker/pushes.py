@@ -467,21 +467,23 @@ class Pushes:
 
     # -- outcomes --------------------------------------------------------------------------------------------
 
-    def finish(self) -> None:
-        """Waits for the pushes in progress."""
+    def finish(self, wait: Callable[[_fastps.PushFlight], _fastps.Receipts | None] | None = None) -> None:
+        """Waits for the pushes in progress; `wait` waits for one of them, instead of the push itself."""
         self._repair()
         self._leave_the_sum()
         failed: FastpsError | None = None
         while self._under_way:
-            raised = self._end(self._under_way[0])
+            raised = self._end(self._under_way[0], wait)
             failed = failed or raised
         if failed is not None:
             raise failed
 
-    def _end(self, push: _Push) -> FastpsError | None:
+    def _end(
+        self, push: _Push, wait: Callable[[_fastps.PushFlight], _fastps.Receipts | None] | None = None
+    ) -> FastpsError | None:
         """Waits for a push; returns its error, unless slices were too stale and nothing else failed."""
         try:
-            native = push.flight.wait(None)
+            native = push.flight.wait(None) if wait is None else wait(push.flight)
         except FastpsError as error:
             return self._take_back(push, self._unapplied.of(push.gradients, error))
         assert native is not None

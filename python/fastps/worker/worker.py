@@ -193,8 +193,11 @@ class Worker:
         if not isinstance(ps, Store):
             names = type(mode).__name__, type(codec).__name__
             self._reporter = Reporter(self._native, self._groups, self._tally, *names)
+            self._groups.waits.show = self._reporter.goes_on
         self._ramp = Ramp(self._ps, self._groups, then.join_every if params else None, params, self._reporter)
         try:
+            if self._reporter is not None:
+                self._reporter.joins()
             self._groups.add(params)
             if mode.warm_up_steps and params:
                 self._own.join(lambda: self._warm_up.join(wait))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 
 from fastps import _fastps
 from fastps._shared.text import counted
-from fastps.errors import DeadlineError, LeaseError
+from fastps.errors import DeadlineError, FastpsError, LeaseError
 from fastps.modes import Mode
+from fastps.worker.run.long_waits import LongWaits
 
 __all__ = ["NAMED", "Groups"]
 
@@ -19,6 +21,15 @@ NAMED = 8
 
 #: Bytes that a worker's name may have.
 _LONGEST_NAME = 128
+
+#: What precedes the names in the error of a client that waits for others.
+_BEHIND = "while the worker waited for "
+#: Seconds by which a client may end a wait early, so that its answer is in time.
+_EARLY = 0.2
+#: Seconds that a worker that waits gives to the question for whom.
+_ASKING = 1.0
+#: Share of its time that a worker which waits has reported at least.
+_WAITING = 0.99
 
 
 class Groups:
@@ -43,6 +54,10 @@ class Groups:
         self.present = 0
         #: Groups where a wait is not over, to the steps that are not reported there yet.
         self._due: dict[str, int] = {}
+        #: Those that last are shown.
+        self.waits = LongWaits(native.timeout)
+        #: Number and names of the workers of each group when the present wait was last looked at.
+        self._seen: dict[str, tuple[int, list[str]]] = {}
 
     def add(self, names: Iterable[str]) -> list[str]:
         """Joins the groups of more tensors, all or none; returns the new ones."""
@@ -177,7 +192,10 @@ class Groups:
             for group in list(self._due):
                 due, self._due[group] = self._due[group], 0  # reported even if the wait fails
                 try:
-                    self._native.advance(group, False, due, timeout)
+                    if timeout is None:
+                        self._turn(group, False, due, self._native.timeout)
+                    else:
+                        self._native.advance(group, False, due, timeout)
                 except DeadlineError:
                     if timeout is None:
                         raise
@@ -208,20 +226,97 @@ class Groups:
             del self._due[group]
         return not self._due
 
+    # -- waits that last -------------------------------------------------------------------------------------
+
+    def until_done(self, flight: _fastps.PushFlight) -> _fastps.Receipts | None:
+        """Waits for a push that may wait for the gradients of others."""
+        receipts = self.waits.of(flight.wait, self._missing)
+        self._seen = {}
+        return receipts
+
+    def _turn(self, group: str, warm: bool, steps: int, timeout: float) -> tuple[int, bool]:
+        """Reports steps, and waits until the next one may be taken. Returns what `advance` does."""
+        end, behind = time.monotonic() + timeout, ""
+
+        def wait(seconds: float) -> tuple[int, bool] | None:
+            nonlocal steps, behind
+            begun, told, steps = time.monotonic(), steps, 0  # reported even if the wait fails
+            try:
+                return self._native.advance(group, warm, told, min(seconds, end - begun))
+            except FastpsError as error:
+                if begun + seconds >= end or time.monotonic() < begun + seconds - _EARLY:
+                    raise
+                # An error of another kind may be that of a part which was too short.
+                behind = error.message.partition(_BEHIND)[2]
+                return None
+
+        return self.waits.of(wait, lambda: f'{behind} in group "{group}"' if behind else None)
+
+    def _missing(self) -> str | None:
+        """Whom a step of a mode that shares versions waits for; None if the servers do not tell now."""
+        mode = self._bound
+        if mode is None:
+            return None
+        try:
+            self._seen = self._present(mode, _ASKING)
+        except FastpsError:
+            return None
+        text = self._rooms(mode, self._seen)
+        late = self._late_ones() if self._lacking(mode, self._seen) <= 0 else []
+        if not late:
+            return text
+        does = "computes, or is stopped" if len(late) == 1 else "compute, or are stopped"
+        return f"{text}; {' and '.join(late)} {does}"
+
+    def _present(self, mode: Mode, timeout: float | None = None) -> dict[str, tuple[int, list[str]]]:
+        """Asks each group for the number and the names of its workers."""
+        seat = self._rank, self._name
+        return {group: self._native.join(group, mode, seat, None, timeout) for group in self._names}
+
+    def _rooms(self, mode: Mode, present: Mapping[str, tuple[int, list[str]]]) -> str:
+        workers = counted(mode.least_workers, "worker")
+        return "; ".join(
+            f'group "{group}" has {count} of {workers} ({", ".join(names)}{", ..." * (count > len(names))})'
+            for group, (count, names) in present.items()
+        )
+
+    def _lacking(self, mode: Mode, present: Mapping[str, tuple[int, list[str]]]) -> int:
+        return max((mode.least_workers - count for count, _ in present.values()), default=0)
+
+    def _late_ones(self) -> list[str]:
+        """The present workers that do not wait, by their reports; none if nothing sets them apart."""
+        try:
+            reports = self._native.stats(_ASKING)["workers"]
+        except FastpsError:
+            return []
+        own = _shown(self._name, self._rank)
+        waiting = {
+            _shown(one["name"], report["rank"])
+            for one in reports
+            if (report := one["report"]) is not None and (report["waited"] or 0.0) >= _WAITING
+        }
+        present = list(dict.fromkeys(name for _, names in self._seen.values() for name in names))
+        return [name for name in present if name not in {own, *waiting}]
+
     def late(self, mode: Mode) -> DeadlineError:
         """The error of a step whose wait for the gradients of others has timed out."""
-        workers, rooms, missing = mode.least_workers, [], 0
-        for group in self._names:
-            present, names = self._native.join(group, mode, (self._rank, self._name), None, None)
-            shown = ", ".join(names) + ", ..." * (present > len(names))
-            rooms.append(f'group "{group}" has {present} of {counted(workers, "worker")} ({shown})')
-            missing = max(missing, workers - present)
+        present, seen, self._seen = self._present(mode), self._seen, {}
+        # Another worker, whose wait has timed out a moment before, was there all the time.
+        gone = max(
+            (count - present[group][0] for group, (count, _) in seen.items() if group in present), default=0
+        )
+        if gone > 0:
+            present = seen
+        workers, missing = mode.least_workers, self._lacking(mode, present)
         cure = "none is missing, but one is slow: use quorum=, or a longer timeout of connect"
         if missing > 0:
             cure = f"{missing} missing: start them, or use workers={workers - missing}"
-        expected, got = f"gradients of {counted(workers, 'worker')}", f"fewer; {'; '.join(rooms)}"
+        left = f", {gone} of which {'has' if gone == 1 else 'have'} left meanwhile" if gone > 0 else ""
         return DeadlineError(
-            "the wait for the other workers has timed out", expected=expected, got=got, advice=cure
+            "the wait for the other workers has timed out",
+            expected=f"gradients of {counted(workers, 'worker')}",
+            got=f"fewer; {self._rooms(mode, present)}{left}",
+            advice=cure,
         )
 
     # -- warm start ------------------------------------------------------------------------------------------
@@ -246,7 +341,8 @@ class Groups:
             return None
 
     def _end_or_lead(self, mode: Mode, timeout: float) -> bool:
-        leads = self._native.advance(self._warm_group, True, 0, timeout)[1]
+        advance = self._turn if timeout else self._native.advance
+        leads = advance(self._warm_group, True, 0, timeout)[1]
         if not leads:
             self._end_warm_start(mode)
         return leads
@@ -283,3 +379,8 @@ class Groups:
         for group in groups:
             self._due.pop(group, None)
             self._native.leave(group, False, timeout)
+
+
+def _shown(name: str, rank: int | None) -> str:
+    """A worker as servers name it."""
+    return f'"{name}"' + ("" if rank is None else f" (rank {rank})")

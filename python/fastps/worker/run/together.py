@@ -149,7 +149,7 @@ class Together:
         `failed`: the error of a push that has ended already.
         """
         try:
-            self._pushes.finish()
+            self._pushes.finish(self._groups.until_done)
             if failed is not None:
                 raise failed
         except (LeaseError, PartialPush) as error:

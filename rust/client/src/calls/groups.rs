@@ -41,10 +41,11 @@ impl Client {
         let links: Vec<_> =
             self.links.iter().filter(|link| membership.concerns(link.shard())).cloned().collect();
         let shared = self.shared.clone();
+        let is_member = shared.memberships.has(group, is_warm(seat.mode));
         self.block(async move {
             loop {
                 let incarnations = shared.incarnations.load(Ordering::Acquire);
-                let joined = join_all(&links, &membership, deadline).await?;
+                let joined = join_all(&links, &membership, is_member, deadline).await?;
                 let mut membership =
                     Membership { clock: joined.clock, acknowledged: joined.clock, ..membership.clone() };
                 if matches!(membership.seat.presence, Presence::Rouses(_)) {
@@ -181,15 +182,21 @@ impl Client {
     }
 }
 
-/// Joins at all shards, or at none.
-async fn join_all(links: &[Arc<Link>], membership: &Membership, deadline: Instant) -> Result<Joined> {
+/// Joins at all shards, or at none; a member that cannot reach one of them keeps its places.
+async fn join_all(
+    links: &[Arc<Link>],
+    membership: &Membership,
+    is_member: bool,
+    deadline: Instant,
+) -> Result<Joined> {
     let mut first = None;
     for link in links {
         match join_one(link, membership, deadline).await {
             Ok(joined) => first = first.or(Some(joined)),
             Err(error) => {
                 // No worker may wait for a worker that has not joined everywhere.
-                for link in links.iter().take_while(|other| !Arc::ptr_eq(other, link)) {
+                let joined = links.iter().take_while(|other| !Arc::ptr_eq(other, link) && !is_member);
+                for link in joined {
                     give_back(link, membership.group, is_warm(membership.seat.mode), deadline).await;
                 }
                 return Err(error);

@@ -51,6 +51,11 @@ impl Memberships {
         lock(&self.all).is_empty()
     }
 
+    /// Returns whether the client has a membership that is not lost.
+    pub(crate) fn has(&self, group: u32, warm: bool) -> bool {
+        lock(&self.all).iter().any(|known| known.is(group, warm) && !known.lost)
+    }
+
     /// Keeps a membership instead of an earlier one, unless it was lost already.
     pub(crate) fn take(&self, membership: Membership, is_lost: impl FnOnce() -> bool) -> bool {
         let mut memberships = lock(&self.all);

@@ -138,8 +138,10 @@ impl SessionTable {
     /// Error for a client without a session.
     fn no_session(&self, client: u64) -> Error {
         if self.ended.contains(client) {
-            let why = "the session of this incarnation has ended, and it never comes back";
-            return Error::new(Kind::Lease, why).expected("a Hello of a new incarnation", "an ended one");
+            // No Hello brings an ended session back, so that no push is applied twice.
+            let why = "the client was silent for longer than its lease and was dropped, or it has ended its session: \
+                       start the program again (fastps run --restart 1), or the servers with a longer --lease-ms";
+            return Error::new(Kind::Lease, why);
         }
         let why =
             "the client has no session here: its lease ran out, the server restarted, or Hello is missing";
