@@ -435,7 +435,7 @@ def test_documented_counters_exist(tmp_path: Path) -> None:
         fastps.connect(server.addresses) as ps,
     ):
         stats = ps.stats()
-    needs_a_bucket = {"owner_term", "owner_lease_left_ms"}
+    needs_a_bucket = {"owner_term", "owner_lease_left_ms", "log_copy_behind_ms", "log_copies_failed"}
     assert names - needs_a_bucket <= {*stats["client"], *stats["shards"][0]["counters"]}
 
 

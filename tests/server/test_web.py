@@ -87,6 +87,7 @@ def test_the_names_are_those_of_the_list(served: Served) -> None:
     found = {sample.name for family in prometheus(served.get("/metrics")) for sample in family.samples}
     assert found <= allowed | parts
     needs_a_bucket = {"fastps_owner_term", "fastps_owner_lease_left_ms"}
+    needs_a_bucket |= {"fastps_log_copy_behind_ms", "fastps_log_copies_failed_total"}
     assert {one["name"] for one in names["shard"].values()} | parts <= found | needs_a_bucket
     assert all(re.fullmatch(r"(fastps|process)_[a-z0-9_]+", name) for name in allowed)
 

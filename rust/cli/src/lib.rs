@@ -144,6 +144,18 @@ struct ServeArgs {
     /// Where each snapshot is copied to.
     #[arg(long, value_name = "URL", env = "FASTPS_COPY_TO", help = COPY_TO)]
     copy_to: Option<String>,
+    /// Copy the log, too, a piece as soon as it is this many seconds old (without a number: 1) or 8 MiB long, so that a
+    /// lost machine takes little. Costs a put to the bucket for each piece. Needs --copy-to and --owner-lease.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        value_parser = seconds,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "1",
+        env = "FASTPS_COPY_LOG"
+    )]
+    copy_log: Option<Duration>,
     /// Seconds after which another server may own a shard whose owner is silent. With it, exactly one of several
     /// servers of a shard answers, by a record beside its copies in an S3 bucket; at its start a server waits
     /// until the former owner has ended. Needs --copy-to.
@@ -317,6 +329,7 @@ fn serve(args: ServeArgs, at_start: &AtStart, log: &Log) -> Result<()> {
             keep_for: args.keep_for,
             keep_history: args.keep_history.unwrap_or(0),
             copy_to: args.copy_to,
+            copy_log: args.copy_log,
             owner_lease: args.owner_lease,
             accept_loss: args.accept_loss,
             web: web_address(args.web),

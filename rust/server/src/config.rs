@@ -107,6 +107,8 @@ pub struct ServerConfig {
     pub keep_history: u64,
     /// Destination of copies of each snapshot, `s3://bucket/prefix` or `file:///folder`; `None`: no copies.
     pub copy_to: Option<String>,
+    /// Age at which a piece of the log is copied there, too; `None`: only snapshots are copied.
+    pub copy_log: Option<Duration>,
     /// The lease of each shard's owner, whose record lies with the copies: this server answers only while no other
     /// one owns its shard. `None`: any server with a copy of the data answers.
     pub owner_lease: Option<Duration>,
@@ -150,6 +152,7 @@ impl Default for ServerConfig {
             keep_for: Duration::ZERO,
             keep_history: 0,
             copy_to: None,
+            copy_log: None,
             owner_lease: None,
             accept_loss: false,
             web: WebAddress::Off,
@@ -262,6 +265,11 @@ impl ServerConfig {
             Some((option, _, _, needed)) => Err(config(format!("{option} would have no effect"))
                 .expected(format!("{option} with {needed}"), format!("only {option}"))),
         }
+    }
+
+    /// The URL that snapshots are copied to.
+    pub(crate) fn copies_to(&self) -> Option<&str> {
+        self.copy_to.as_deref()
     }
 
     /// The addresses that each shard of this process listens on; those of one shard differ only in their

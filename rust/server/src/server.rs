@@ -6,6 +6,7 @@ mod thread;
 use crate::auth::reload::Reload;
 use crate::backup::copies::Copies;
 use crate::backup::owners::Owners;
+use crate::backup::pieces::LogCopies;
 use crate::cluster::node::{Node, Phase};
 use crate::config::{Bound, ServerConfig};
 use crate::connection::recovering::RecoveryListener;
@@ -38,6 +39,7 @@ pub struct Server {
     threads: Mutex<Vec<JoinHandle<()>>>,
     snapshots: Mutex<Option<Snapshots>>,
     copies: Mutex<Option<Copies>>,
+    log_copies: Mutex<Option<LogCopies>>,
     owners: Mutex<Option<Owners>>,
     web: Option<Web>,
     reload: Option<Reload>,
@@ -55,6 +57,7 @@ impl Server {
         let credentials = Credentials::load(config)?;
         let bucket = Copies::check(config)?;
         Owners::check(config, bucket.as_ref())?;
+        LogCopies::check(config)?;
         let (bound, cluster) = config.bind()?;
         let (memory, source) = config.memory();
         let addresses: Vec<_> = bound.iter().map(|shard| shard.address.clone()).collect();
@@ -76,6 +79,8 @@ impl Server {
         // No shard serves before all have their state and none has lost any: a client would act on half of it.
         let nodes = start.nodes(&bound, files, recovered)?;
         let threads = start.threads(bound, &nodes)?;
+        let log_copies = bucket.as_ref().map(|bucket| LogCopies::start(bucket, config, &nodes));
+        let log_copies = Mutex::new(log_copies.transpose()?.flatten());
         let copies = bucket.map(|bucket| Copies::start(bucket, config, &nodes)).transpose()?.flatten();
         let snapshots = start.snapshots(&nodes)?;
         subject.show(&nodes);
@@ -92,6 +97,7 @@ impl Server {
             threads,
             snapshots,
             copies,
+            log_copies,
             owners,
             web,
             reload,
@@ -196,6 +202,10 @@ impl Server {
                 let lost = format!("this server's state is not on its disk: {}", error.message);
                 kept = Err(Error::new(error.kind, lost).shard(node.index()));
             }
+        }
+        let log_copies = self.log_copies.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(log_copies) = log_copies {
+            log_copies.stop(deadline);
         }
         let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(copies) = copies {

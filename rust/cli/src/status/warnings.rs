@@ -13,6 +13,8 @@ const SLOW_STEP_S: f64 = 0.05;
 const SLOW_OF: usize = 3;
 /// Percent of the memory limit from which on it is reported.
 const FULL: u64 = 90;
+/// Seconds from which on a copy of the log that lags is reported.
+const LATE_COPY_S: u64 = 10;
 /// Seconds of silence from which on a worker is reported.
 const SILENT_S: u64 = 5;
 
@@ -91,6 +93,13 @@ fn of_stats(stats: &ShardStats) -> Vec<String> {
         let age = duration(counter("copy_age_s"));
         found.push(format!(
             "copies of snapshots failed; the last is {age} old: check --copy-to and its credentials"
+        ));
+    }
+    let behind = counter("log_copy_behind_ms") / 1000;
+    if behind >= LATE_COPY_S {
+        found.push(format!(
+            "the copy of the log is {} behind, which is lost with the machine: check --copy-to, its credentials and the network",
+            duration(behind)
         ));
     }
     let (used, limit) = (counter("memory_used"), counter("memory_limit"));
@@ -183,6 +192,7 @@ mod tests {
             (vec![("log_broken", 1), ("log_pending", 2048)], "not durable (2.0 KiB"),
             (vec![("snapshots_failed", 1), ("snapshot_age_s", 600)], "10 min old"),
             (vec![("copies_failed", 1)], "--copy-to"),
+            (vec![("log_copy_behind_ms", 90_000)], "90 s behind"),
             (vec![("memory_used", 90), ("memory_limit", 100)], "memory is used"),
             (vec![("slices_not_finite", 2)], "NaN"),
         ];

@@ -1,6 +1,7 @@
 //! The durable state of a running shard, and the entry point of this crate. As a [`Sink`] it logs every
 //! change of `exact` slices, and assignments to `hogwild` slices.
 
+mod copied;
 mod snapshots;
 
 use crate::catalog::{Catalog, Event};

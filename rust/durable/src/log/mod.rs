@@ -64,6 +64,9 @@ impl Log {
         let mut queue = self.queue();
         (queue.phase, queue.catalog, queue.most) = (Phase::Open, catalog, Queue::most_for(memory_limit));
         queue.stamps = if stamps { Stamps::Due } else { Stamps::Off };
+        if segment.durable() > 0 {
+            queue.synced = (segment.number, segment.durable());
+        }
         drop(queue);
         let log = self.clone();
         move || log.run(segment)

@@ -1,6 +1,7 @@
 //! Copies each new snapshot of a server's shards to its bucket, on a background thread.
 
 use super::bucket::Bucket;
+use super::pieces::snapshot_is_copied;
 use super::upload::{Keep, upload};
 use crate::cluster::node::Node;
 use crate::config::ServerConfig;
@@ -38,7 +39,7 @@ struct Shard {
 impl Copies {
     /// Opens the bucket for copies, if one is configured.
     pub(crate) fn check(config: &ServerConfig) -> Result<Option<Bucket>> {
-        let Some(url) = &config.copy_to else { return Ok(None) };
+        let Some(url) = config.copies_to() else { return Ok(None) };
         if config.data_dir.is_none() {
             return Err(Error::new(Kind::Config, "only the snapshots of a data directory can be copied")
                 .expected("--copy-to with --data-dir", "only --copy-to"));
@@ -128,6 +129,7 @@ async fn copy(bucket: &Bucket, keep: Keep, shard: &mut Shard) {
 
 async fn copy_one(bucket: &Bucket, keep: Keep, shard: &Shard, held: Result<Held>) {
     let begin = Instant::now();
+    let log = held.as_ref().ok().map(|held| held.described.log());
     let copied = match held {
         Ok(held) => {
             let term = shard.node.files.owner().map_or(0, |owner| owner.term());
@@ -136,6 +138,10 @@ async fn copy_one(bucket: &Bucket, keep: Keep, shard: &Shard, held: Result<Held>
         Err(error) => Err(error),
     };
     let is_news = shard.node.files.count_copy(copied.as_ref().ok().map(|copied| copied.number));
+    let pruned = match log.filter(|_| copied.is_ok()) {
+        Some(log) => snapshot_is_copied(bucket, shard.node.index(), &shard.node.files, log).await,
+        None => Ok(()),
+    };
     let (shard, ms) = (shard.node.index(), begin.elapsed().as_millis() as u64);
     match copied {
         Ok(copied) => {
@@ -145,7 +151,7 @@ async fn copy_one(bucket: &Bucket, keep: Keep, shard: &Shard, held: Result<Held>
                 (false, true) => tracing::info!(shard, ms, "copied snapshot {number} ({bytes}) to {place}"),
                 (false, false) => tracing::debug!(shard, ms, "copied snapshot {number} ({bytes}) to {place}"),
             }
-            if let Some(error) = copied.left {
+            for error in [copied.left, pruned.err()].into_iter().flatten() {
                 tracing::warn!(shard, %error, "older copies stay");
             }
         }

@@ -6,6 +6,10 @@ mod fetch;
 pub(crate) mod owners;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
+mod piece_tests;
+pub(crate) mod pieces;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests;
 mod upload;
 

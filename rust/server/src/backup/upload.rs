@@ -219,7 +219,10 @@ impl Reading<'_> {
     }
 }
 
-async fn remove(bucket: &Bucket, places: impl Iterator<Item = Path> + Send) -> object_store::Result<()> {
+pub(super) async fn remove(
+    bucket: &Bucket,
+    places: impl Iterator<Item = Path> + Send,
+) -> object_store::Result<()> {
     let places: Vec<_> = places.map(Ok).collect();
     let places = futures_util::stream::iter(places).boxed();
     let mut removed = object_store::ObjectStore::delete_stream(&*bucket.store, places);

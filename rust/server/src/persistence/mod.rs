@@ -5,6 +5,7 @@
 pub(crate) mod checkpoint;
 mod deferral;
 pub(crate) mod gate;
+mod log_copy;
 pub(crate) mod snapshots;
 mod trouble;
 
@@ -12,6 +13,7 @@ use crate::config::ServerConfig;
 use crate::human::{now, size};
 use crate::owner::Ownership;
 use crate::persistence::deferral::Deferral;
+use crate::persistence::log_copy::LogCopy;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
 use fastps_durable::{Catalog, Cut, Event, Journal, Settings, Summary, shard_folder};
@@ -45,6 +47,8 @@ struct Kept {
     snapshots: Made,
     /// Counts of copies, if snapshots are copied.
     copies: Option<Made>,
+    /// How far the log is copied, if it is.
+    log_copy: Option<Arc<LogCopy>>,
     /// Whether this server owns its shard, if that is asked.
     owner: Option<Arc<Ownership>>,
     /// Number of snapshots being written or waiting for another one.
@@ -131,12 +135,13 @@ impl Files {
             accept_loss: config.accept_loss,
         };
         let journal = Journal::open(settings).map_err(|error| error.shard(shard))?;
-        let copies = config.copy_to.is_some().then(Made::none);
+        let copies = config.copies_to().map(|_| Made::none());
+        let log_copy = config.copy_log.map(|_| Arc::new(LogCopy::new()));
         let (steps, snapshots, writing) = (AtomicU64::new(0), Made::none(), AtomicU64::new(0));
         let deferral = Deferral::none();
         let every = config.snapshot_every;
         let owner = config.owner_lease.map(|_| Arc::new(Ownership::new()));
-        let kept = Kept { journal, steps, snapshots, copies, owner, writing, deferral, every };
+        let kept = Kept { journal, steps, snapshots, copies, log_copy, owner, writing, deferral, every };
         Ok(Self(Some(Arc::new(kept))))
     }
 
@@ -149,9 +154,14 @@ impl Files {
         self.0.as_ref()?.owner.as_ref()
     }
 
+    /// How far the log is copied; `None`: it is not copied.
+    pub(crate) fn log_copy(&self) -> Option<&Arc<LogCopy>> {
+        self.0.as_ref()?.log_copy.as_ref()
+    }
+
     /// The counters; empty without a data directory.
     pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
-        let Some(Kept { journal, snapshots, copies, owner, .. }) = self.0.as_deref() else {
+        let Some(Kept { journal, snapshots, copies, log_copy, owner, .. }) = self.0.as_deref() else {
             return Vec::new();
         };
         let [newest, age, failed] = snapshots.counts();
@@ -169,6 +179,10 @@ impl Files {
         if let Some(copies) = copies {
             let [newest, age, failed] = copies.counts();
             counters.extend([("copy", newest), ("copy_age_s", age), ("copies_failed", failed)]);
+        }
+        if let Some(copy) = log_copy {
+            let behind = copy.behind().as_millis() as u64;
+            counters.extend([("log_copy_behind_ms", behind), ("log_copies_failed", copy.failed())]);
         }
         if let Some(owner) = owner {
             counters.extend([("owner_term", owner.term()), ("owner_lease_left_ms", owner.left_ms())]);

@@ -136,6 +136,8 @@ impl Start<'_> {
                 address: shard.address.clone(),
                 incarnation,
                 locked: journal.locked_file(),
+                journal: Some(journal.clone()),
+                copies_log: self.config.copy_log.is_some(),
             })
         };
         let shards = bound.iter().zip(files).zip(recovered).filter_map(claiming).collect();

@@ -159,6 +159,13 @@ pub(super) const SHARD: &[Metric] = &[
     ),
     metric("copy", "copy", Gauge, "Number of the last snapshot copied; 0: none since the start"),
     metric("copies_failed", "copies_failed", Counter, "Failed attempts to copy a snapshot"),
+    metric(
+        "log_copy_behind_ms",
+        "log_copy_behind_ms",
+        Gauge,
+        "Milliseconds for which the oldest change that is not copied has been durable; 0: all are copied",
+    ),
+    metric("log_copies_failed", "log_copies_failed", Counter, "Failed attempts to copy a piece of the log"),
     metric("owner_term", "owner_term", Gauge, "Term in which the server owns its shard; 0: it does not"),
     metric(
         "owner_lease_left_ms",

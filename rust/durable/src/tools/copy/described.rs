@@ -2,6 +2,7 @@
 
 use crate::files::checksum::crc32c;
 use crate::frame::check_format;
+use crate::owner::LogPosition;
 use crate::snapshot::manifest::{Cut, FILES, Manifest};
 use crate::tools::copy::latest::Latest;
 use fastps_core::error::{Error, Kind, Result};
@@ -56,6 +57,16 @@ impl Described {
     /// The index of its shard, and the number of shards.
     pub fn shard(&self) -> (u32, u32) {
         (self.manifest.shard, self.manifest.shards)
+    }
+
+    /// The place in the log from which it is replayed after the snapshot.
+    pub fn log(&self) -> LogPosition {
+        LogPosition { segment: self.manifest.log, offset: 0 }
+    }
+
+    /// Incarnation of the server that wrote the snapshot, and began that segment.
+    pub fn incarnation(&self) -> u64 {
+        self.manifest.incarnation
     }
 
     /// Time of writing, in seconds since 1970.

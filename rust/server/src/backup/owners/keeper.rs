@@ -2,14 +2,16 @@
 
 use super::records::random;
 use crate::backup::bucket::Bucket;
+use crate::backup::fetch::described;
 use crate::config::ServerConfig;
 use crate::human::now;
 use crate::owner::{Ownership, since_boot};
 use fastps_core::error::{Error, Kind, Result};
-use fastps_durable::copy;
+use fastps_durable::copy::Described;
 use fastps_durable::owner::{
-    Answer, Candidate, Claim, LockedFile, LogPosition, Phase, Record, Request, Stage, Timing,
+    Answer, Candidate, Claim, LockedFile, LogPosition, Phase, Piece, Record, Request, Stage, Timing, history,
 };
+use fastps_durable::{Journal, copy};
 use futures_util::future::join_all;
 use object_store::UpdateVersion;
 use std::path::PathBuf;
@@ -47,6 +49,10 @@ pub(crate) struct Claiming {
     pub(crate) address: String,
     pub(crate) incarnation: u64,
     pub(crate) locked: Option<LockedFile>,
+    /// The log, which may have been copied.
+    pub(crate) journal: Option<Arc<Journal>>,
+    /// Whether this server copies its log.
+    pub(crate) copies_log: bool,
 }
 
 /// A claim with its surroundings.
@@ -231,11 +237,11 @@ impl Keeper {
         let Some(served) = served.filter(|served| *served < newest && !self.accept_loss) else {
             return Ok(());
         };
+        let url = &self.bucket.url;
         let message = format!(
             "another server has owned the shard since {} was used, and has acknowledged what is not in there. Fetch the newest \
-             copy (fastps checkpoint fetch {} DIR), or drop what is missing (--accept-loss)",
-            directory.display(),
-            self.bucket.url
+             copy (fastps checkpoint fetch {url} DIR), or drop what is missing (--accept-loss)",
+            directory.display()
         );
         Err(Error::new(Kind::Config, message)
             .shard(*shard)
@@ -315,18 +321,23 @@ impl Keeper {
         }
         let Some(Record { term, tip, .. }) = owner.record() else { return Ok(()) };
         if let Err(error) = self.check_directory(tip.term) {
-            owner.change(Claim::release);
-            let _ = timeout(self.timing.lease, self.until(Phase::Released)).await;
-            return Err(error);
+            return self.give_up(error).await;
         }
         self.again("whether the newest copy is marked", async || self.mark(term).await).await?;
         owner.change(Claim::marked);
+        let Some(record) = owner.record() else { return Ok(()) };
+        let read = self.again("how far the log is copied", async || self.read(&record).await.map(Some));
+        let (end, begin) = match read.await {
+            Ok(found) => found,
+            Err(error) => return self.give_up(error).await,
+        };
         copy::note_served(directory, term)?;
         let opened = owner.change(|claim| {
-            let place = LogPosition::default();
-            // No log is copied, so no snapshot is followed by one.
-            claim.forget(LogPosition { segment: u64::MAX, offset: u64::MAX });
-            claim.recovered(place, place)
+            if tip.copied == LogPosition::default() {
+                // No log is copied, so no snapshot is followed by one.
+                claim.forget(LogPosition { segment: u64::MAX, offset: u64::MAX });
+            }
+            claim.recovered(end, begin)
         });
         opened.unwrap_or(Ok(()))?;
         if self.until(Phase::Open).await {
@@ -334,6 +345,71 @@ impl Keeper {
             tracing::info!(shard, term, "the server owns its shard, with a lease of {lease} s");
         }
         Ok(())
+    }
+
+    /// Releases the shard, because of what only a person can remove.
+    async fn give_up(&self, error: Error) -> Result<()> {
+        self.claiming.owner.change(Claim::release);
+        let _ = timeout(self.timing.lease, self.until(Phase::Released)).await;
+        Err(error)
+    }
+
+    /// Where the copied log ends, and where the log of this server goes on: at the same place, since it contains
+    /// what was copied. Fails if it does not.
+    async fn read(&self, record: &Record) -> Result<(LogPosition, LogPosition)> {
+        let Claiming { shard, journal, copies_log, .. } = &self.claiming;
+        let (nowhere, copied) = (LogPosition::default(), record.tip.copied);
+        let Some(journal) = journal else { return Ok((nowhere, nowhere)) };
+        if copied == nowhere {
+            let begin = journal.begins_with_the_shard()?.filter(|_| *copies_log);
+            return Ok((nowhere, begin.unwrap_or(nowhere)));
+        }
+        let latest = match self.bucket.latest(*shard).await? {
+            Some((latest, _)) => {
+                let folder = self.bucket.shard(*shard).join(latest.folder.as_str());
+                Some(described(&self.bucket, &folder).await?)
+            }
+            None => None,
+        };
+        // The record may not say yet that a snapshot was copied.
+        let from = latest.as_ref().map_or(copied, |latest| copied.max(latest.log()));
+        let pieces = self.bucket.pieces(*shard).await?;
+        let end = history(&pieces, record, from)?.end;
+        if self.continues(journal, record, &pieces, latest.as_ref(), end).await? {
+            return Ok((end, end));
+        }
+        let message = format!(
+            "{} has a log of the shard that {} does not continue: it is a copy of another directory, or an older state. Choose \
+             another URL, or start in the directory whose log was copied",
+            self.bucket.url,
+            self.claiming.directory.display()
+        );
+        let place = format!("segment {}, byte {}", end.segment, end.offset);
+        Err(Error::new(Kind::Config, message)
+            .shard(*shard)
+            .expected(format!("the log of term {} up to {place}", record.tip.term), "another log"))
+    }
+
+    /// Returns whether the log here contains what was copied up to `end`. A segment and a byte do not tell that:
+    /// a copied directory goes on from the same place.
+    async fn continues(
+        &self,
+        journal: &Journal,
+        record: &Record,
+        pieces: &[Piece],
+        latest: Option<&Described>,
+        end: LogPosition,
+    ) -> Result<bool> {
+        // A later term knows where an earlier one ends.
+        let ending = pieces.iter().filter(|piece| piece.end == end && piece.term <= record.tip.term);
+        if let Some(last) = ending.max_by_key(|piece| piece.term) {
+            return journal.has(last.begin, &self.bucket.piece(self.claiming.shard, *last).await?);
+        }
+        if let Some(latest) = latest.filter(|latest| latest.log() == end) {
+            return journal.has_begun(end.segment, latest.incarnation());
+        }
+        // Nothing but the beginning of the shard was copied, which names its directory.
+        Ok(end == LogPosition { segment: 1, offset: 0 })
     }
 
     fn tell_whom_it_waits_for(&self) {

@@ -123,6 +123,8 @@ fn claiming(folder: &Folder, incarnation: u64, inode: u64) -> Claiming {
         address: format!("host-{incarnation}:7070"),
         incarnation,
         locked: Some(LockedFile { boot: "boot".to_owned(), device: 1, inode }),
+        journal: None,
+        copies_log: false,
     }
 }
 

@@ -1,0 +1,269 @@
+//! Copies the log of a server's shards to its bucket, on a background thread: what is synced, in pieces of whole
+//! frames. Pushes never wait for it.
+
+use crate::backup::bucket::Bucket;
+use crate::cluster::node::Node;
+use crate::config::ServerConfig;
+use crate::persistence::Files;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_durable::Journal;
+use fastps_durable::owner::{Cutter, LogPosition, Phase, Piece};
+use fastps_durable::shard_folder;
+use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use object_store::PutPayload;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+/// Length at which a piece is copied at once.
+const PIECE_BYTES: usize = 8 << 20;
+/// Pieces of a shard that are on their way at a time.
+const MAX_PIECES_IN_FLIGHT: usize = 4;
+/// Pause after a failed request.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// The part of the age of a piece after which the log is looked at again, and the limits of that time.
+const LOOKS_PER_PIECE: u32 = 8;
+const MIN_LOOK_INTERVAL: Duration = Duration::from_millis(5);
+const MAX_LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// Ages of a piece that can be chosen.
+const MIN_AGE: Duration = Duration::from_millis(50);
+const MAX_AGE: Duration = Duration::from_hours(1);
+/// Least time in which to copy the end of the log, even past the deadline.
+const MIN_LAST_COPY_TIME: Duration = Duration::from_millis(500);
+
+/// Copies the logs of a server.
+#[derive(Debug)]
+pub(crate) struct LogCopies {
+    stop: watch::Sender<Option<Instant>>,
+    thread: JoinHandle<()>,
+}
+
+impl LogCopies {
+    /// Fails unless the settings fit together.
+    pub(crate) fn check(config: &ServerConfig) -> Result<()> {
+        let Some(age) = config.copy_log else { return Ok(()) };
+        let wrong = |message: &str, expected: &str, got: String| {
+            Err(Error::new(Kind::Config, message).expected(expected, got))
+        };
+        if config.copies_to().is_none() {
+            let message = "the log is copied to where the snapshots are copied";
+            return wrong(message, "--copy-log with --copy-to URL", "only --copy-log".to_owned());
+        }
+        if config.owner_lease.is_none() {
+            let message =
+                "pieces of the log bear the term of the shard's owner, which the record beside them counts";
+            return wrong(message, "--copy-log with --owner-lease SECONDS", "only --copy-log".to_owned());
+        }
+        if !(MIN_AGE..=MAX_AGE).contains(&age) {
+            let expected = format!("{} to {} s", MIN_AGE.as_secs_f64(), MAX_AGE.as_secs());
+            let message =
+                "the age at which a piece of the log is copied is too short or too long (--copy-log)";
+            return wrong(message, &expected, format!("{} s", age.as_secs_f64()));
+        }
+        Ok(())
+    }
+
+    /// Begins, for the shards of this process, which it owns.
+    pub(crate) fn start(bucket: &Bucket, config: &ServerConfig, nodes: &[Arc<Node>]) -> Result<Option<Self>> {
+        let (Some(age), Some(data_dir)) = (config.copy_log, &config.data_dir) else { return Ok(None) };
+        let mut shards = Vec::new();
+        for node in nodes {
+            let (shard, files) = (node.index(), &node.files);
+            if let Some(copier) = Copier::new(bucket, shard, files, &shard_folder(data_dir, shard), age)? {
+                shards.push(copier);
+            }
+        }
+        let puts = (86_400.0 / age.as_secs_f64()).ceil();
+        tracing::info!(
+            "the log is copied to {}, at most {puts} puts a day and one for every {} MiB for each shard; a bucket with \
+             versions or soft delete keeps and bills every piece that is removed",
+            bucket.url,
+            PIECE_BYTES >> 20
+        );
+        let failed = |error| Error::new(Kind::Internal, format!("cannot start a thread: {error}"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let (stop, stopped) = watch::channel(None);
+        let thread = std::thread::Builder::new().name("fastps-copy-log".to_owned());
+        let thread = thread.spawn(move || {
+            runtime.block_on(run(shards, stopped));
+            // Drops requests that are under way.
+            runtime.shutdown_background();
+        });
+        Ok(Some(Self { stop, thread: thread.map_err(failed)? }))
+    }
+
+    /// Copies the rest of the logs, which change no more, unless that takes longer than until `deadline`, and
+    /// ends.
+    pub(crate) fn stop(self, deadline: Instant) {
+        self.stop.send_replace(Some(deadline.max(Instant::now() + MIN_LAST_COPY_TIME)));
+        let _ = self.thread.join();
+    }
+}
+
+async fn run(shards: Vec<Copier>, stop: watch::Receiver<Option<Instant>>) {
+    let work = join_all(shards.into_iter().map(|shard| shard.run(stop.clone())));
+    let mut stopped = stop.clone();
+    let ended = async {
+        let deadline = stopped.wait_for(Option::is_some).await.ok().and_then(|deadline| *deadline);
+        tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into()).await;
+    };
+    tokio::select! {
+        _ = work => {}
+        () = ended => tracing::warn!("the end of the log is not copied: there was no time"),
+    }
+}
+
+type Put = Pin<Box<dyn Future<Output = Piece> + Send>>;
+
+/// The log of a shard.
+pub(in crate::backup) struct Copier {
+    bucket: Bucket,
+    shard: u32,
+    files: Files,
+    journal: Arc<Journal>,
+    cutter: Cutter,
+    term: u64,
+    /// Age at which a piece is copied.
+    age: Duration,
+    /// When the log was first seen to have more than the pieces.
+    since: Option<Instant>,
+}
+
+impl Copier {
+    /// `None`: the shard has no log, or nothing says who owns it.
+    pub(in crate::backup) fn new(
+        bucket: &Bucket,
+        shard: u32,
+        files: &Files,
+        directory: &std::path::Path,
+        age: Duration,
+    ) -> Result<Option<Self>> {
+        let (Some(journal), Some(owner), Some(copy)) = (files.journal(), files.owner(), files.log_copy())
+        else {
+            return Ok(None);
+        };
+        let Some(record) = owner.record() else { return Ok(None) };
+        let copied = record.tip.copied;
+        copy.begin(copied);
+        let cutter = Cutter::new(directory, journal.copied_from(copied)?);
+        let (files, journal, bucket) = (files.clone(), journal.clone(), bucket.clone());
+        let term = owner.term();
+        Ok(Some(Self { bucket, shard, files, journal, cutter, term, age, since: None }))
+    }
+
+    pub(in crate::backup) async fn run(mut self, mut stop: watch::Receiver<Option<Instant>>) {
+        let look = (self.age / LOOKS_PER_PIECE).clamp(MIN_LOOK_INTERVAL, MAX_LOOK_INTERVAL);
+        let mut flight = FuturesUnordered::new();
+        while self.owns() {
+            let is_last = stop.borrow_and_update().is_some();
+            while flight.len() < MAX_PIECES_IN_FLIGHT
+                && let Some(put) = self.due(is_last)
+            {
+                flight.push(put);
+            }
+            if is_last && flight.is_empty() {
+                return;
+            }
+            tokio::select! {
+                Some(piece) = flight.next(), if !flight.is_empty() => self.is_copied(piece),
+                () = sleep(look) => {}
+                changed = stop.changed(), if !is_last => if changed.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Returns whether pieces of this term are still part of the history.
+    fn owns(&self) -> bool {
+        let phase = self.files.owner().and_then(|owner| owner.phase());
+        phase.is_some_and(|phase| !matches!(phase, Phase::Lost | Phase::Released))
+    }
+
+    /// Copying the next piece, if it is old or long enough.
+    fn due(&mut self, is_last: bool) -> Option<Put> {
+        let synced = self.journal.synced();
+        if let Some(copy) = self.files.log_copy() {
+            copy.note_synced(synced);
+        }
+        let ready = self.cutter.ready(synced);
+        if ready == 0 {
+            self.since = None;
+            return None;
+        }
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if ready < PIECE_BYTES as u64 && since.elapsed() < self.age && !is_last {
+            return None;
+        }
+        match self.next(synced) {
+            Ok(Some((piece, bytes))) => Some(self.put(piece, bytes)),
+            Ok(None) => {
+                self.since = None;
+                None
+            }
+            Err(error) => {
+                self.tell_failure(&error);
+                self.since = None;
+                None
+            }
+        }
+    }
+
+    fn next(&mut self, synced: LogPosition) -> Result<Option<(Piece, Vec<u8>)>> {
+        let begin = self.cutter.next();
+        let next = self.cutter.cut(self.term, synced, PIECE_BYTES)?;
+        if let Some((piece, _)) = &next {
+            if piece.begin != begin {
+                tracing::warn!(
+                    shard = self.shard,
+                    "the copy of the log has a gap until the next snapshot is copied: the log from segment {}, byte {} \
+                     on was removed or broke off before it was copied",
+                    begin.segment,
+                    begin.offset
+                );
+            }
+            if self.cutter.ready(synced) == 0 {
+                self.since = None;
+            }
+        }
+        Ok(next)
+    }
+
+    /// Writes a piece, however often that fails.
+    fn put(&self, piece: Piece, bytes: Vec<u8>) -> Put {
+        let (bucket, shard, files) = (self.bucket.clone(), self.shard, self.files.clone());
+        let bytes = PutPayload::from(bytes);
+        Box::pin(async move {
+            while let Err(error) = bucket.put_piece(shard, piece, bytes.clone()).await {
+                tell_failure(&files, shard, &error);
+                sleep(RETRY_PAUSE).await;
+            }
+            piece
+        })
+    }
+
+    fn is_copied(&self, piece: Piece) {
+        let Some(copy) = self.files.log_copy() else { return };
+        if copy.count(true) {
+            tracing::info!(shard = self.shard, "the log is copied again");
+        }
+        let copied = copy.add(piece);
+        if let Some(owner) = self.files.owner() {
+            owner.change(|claim| claim.copied(copied));
+        }
+    }
+
+    fn tell_failure(&self, error: &Error) {
+        tell_failure(&self.files, self.shard, error);
+    }
+}
+
+fn tell_failure(files: &Files, shard: u32, error: &Error) {
+    if files.log_copy().is_some_and(|copy| copy.count(false)) {
+        tracing::error!(shard, %error, "the log is not copied; this is tried again until it succeeds");
+    }
+}
