@@ -82,6 +82,8 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         _option("COPY_TO", "copy-to", "URL to which each snapshot is copied"),
         _option("COPY_LOG", "copy-log", "age in seconds at which a piece of the log is copied there, too"),
         _option("OWNER_LEASE", "owner-lease", "seconds after which a silent server loses its shards"),
+        _option("TAKE_OVER", "take-over", "URL of the copies of a shard that is taken over"),
+        _option("SHARD", "shard", "index of that shard"),
     ),
     "Commands and examples": (
         Variable("TRACEBACK", "`1`: commands show tracebacks instead of one line"),

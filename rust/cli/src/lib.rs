@@ -161,6 +161,14 @@ struct ServeArgs {
     /// until the former owner has ended. Needs --copy-to.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, env = "FASTPS_OWNER_LEASE")]
     owner_lease: Option<Duration>,
+    /// Take over a shard of the servers that copy to this URL: wait until its owner's lease has ended, then read its
+    /// newest snapshot and its log into an empty --data-dir, and serve. Needs --shard, --data-dir and --owner-lease;
+    /// copies go to this URL. A restart with a directory that has served goes on in that.
+    #[arg(long, value_name = "URL", env = "FASTPS_TAKE_OVER")]
+    take_over: Option<String>,
+    /// The shard to take over, by its place in --cluster: 0 if there is only one.
+    #[arg(long, value_name = "INDEX", env = "FASTPS_SHARD")]
+    shard: Option<u32>,
     /// Start even if durable data in the data directory cannot be read, and drop what is lost.
     #[arg(long)]
     accept_loss: bool,
@@ -331,6 +339,8 @@ fn serve(args: ServeArgs, at_start: &AtStart, log: &Log) -> Result<()> {
             copy_to: args.copy_to,
             copy_log: args.copy_log,
             owner_lease: args.owner_lease,
+            take_over: args.take_over,
+            shard: args.shard,
             accept_loss: args.accept_loss,
             web: web_address(args.web),
             web_hosts: args.web_host,

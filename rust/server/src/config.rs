@@ -112,6 +112,11 @@ pub struct ServerConfig {
     /// The lease of each shard's owner, whose record lies with the copies: this server answers only while no other
     /// one owns its shard. `None`: any server with a copy of the data answers.
     pub owner_lease: Option<Duration>,
+    /// The bucket from which `shard` is taken over as soon as its owner's lease has ended, into an empty `data_dir`;
+    /// copies go there, too. `None`: this server begins with what `data_dir` has.
+    pub take_over: Option<String>,
+    /// Index of the shard that is taken over.
+    pub shard: Option<u32>,
     /// Start even if durable data cannot be read, and drop what is lost.
     pub accept_loss: bool,
     /// Where the web listener is, which shows metrics, health and the state of the shards.
@@ -154,6 +159,8 @@ impl Default for ServerConfig {
             copy_to: None,
             copy_log: None,
             owner_lease: None,
+            take_over: None,
+            shard: None,
             accept_loss: false,
             web: WebAddress::Off,
             web_hosts: Vec::new(),
@@ -269,7 +276,7 @@ impl ServerConfig {
 
     /// The URL that snapshots are copied to.
     pub(crate) fn copies_to(&self) -> Option<&str> {
-        self.copy_to.as_deref()
+        self.copy_to.as_deref().or(self.take_over.as_deref())
     }
 
     /// The addresses that each shard of this process listens on; those of one shard differ only in their

@@ -5,7 +5,7 @@ mod thread;
 
 use crate::auth::reload::Reload;
 use crate::backup::copies::Copies;
-use crate::backup::owners::Owners;
+use crate::backup::owners::{Owners, check_take_over};
 use crate::backup::pieces::LogCopies;
 use crate::cluster::node::{Node, Phase};
 use crate::config::{Bound, ServerConfig};
@@ -55,6 +55,7 @@ impl Server {
     pub fn start(config: &ServerConfig) -> Result<Self> {
         // What the settings alone can show to be wrong is refused before a port is taken or a file opened.
         let credentials = Credentials::load(config)?;
+        check_take_over(config)?;
         let bucket = Copies::check(config)?;
         Owners::check(config, bucket.as_ref())?;
         LogCopies::check(config)?;
@@ -72,8 +73,7 @@ impl Server {
         // Both answer while the shards recover, however long that takes.
         let recovering = RecoveryListener::open(&bound, &files, start.credentials.tls.as_ref())?;
         let (subject, web) = start.open_web(&bound, &files)?;
-        let recovered = start.recover(&bound, &files)?;
-        let owners = start.claim(&bound, &files, &recovered, bucket.as_ref())?;
+        let (recovered, owners) = start.begin(&bound, &files, bucket.as_ref())?;
         drop(recovering);
 
         // No shard serves before all have their state and none has lost any: a client would act on half of it.

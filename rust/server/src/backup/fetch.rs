@@ -330,17 +330,27 @@ async fn fetch_copy(bucket: &Bucket, named: &Latest, fetched: &mut Fetched) -> R
             format!("{} is not the manifest that latest names", bucket.name(&folder.join(MANIFEST_NAME)));
         return Err(Error::new(Kind::Internal, message));
     }
-    let path = fetched.folder(&described)?;
+    download(bucket, &folder, &described, &fetched.folder(&described)?).await?;
+    fetched.complete(&described, &named.folder)?;
+    let (number, bytes, slices) = (described.number(), described.bytes(), described.slices());
+    Ok(Got { shard: named.shard, number, bytes, slices, place: bucket.name(&folder) })
+}
+
+/// Writes the files of a copy, except the manifest, to a folder.
+pub(super) async fn download(
+    bucket: &Bucket,
+    folder: &Path,
+    described: &Described,
+    to: &FilePath,
+) -> Result<()> {
     for part in described.parts() {
-        let name = path.join(part.name);
+        let name = to.join(part.name);
         let failed = |error: std::io::Error| {
             Error::new(Kind::Internal, format!("cannot write {}: {error}", name.display()))
         };
         let mut file = File::create_new(&name).map_err(failed)?;
-        read(bucket, &folder, part, |bytes| file.write_all(bytes).map_err(failed)).await?;
+        read(bucket, folder, part, |bytes| file.write_all(bytes).map_err(failed)).await?;
         file.sync_all().map_err(failed)?;
     }
-    fetched.complete(&described, &named.folder)?;
-    let (number, bytes, slices) = (described.number(), described.bytes(), described.slices());
-    Ok(Got { shard: named.shard, number, bytes, slices, place: bucket.name(&folder) })
+    Ok(())
 }

@@ -9,7 +9,7 @@ use crate::persistence::Files;
 use fastps_core::error::{Kind, Result};
 use fastps_core::isa::Isa;
 use fastps_core::shard::{Shard, ShardConfig};
-use fastps_durable::copy::Held;
+use fastps_durable::copy::{self, Held, Vacancy};
 use fastps_durable::owner::{Claim, LogPosition, Piece, history};
 use fastps_durable::{Event, shard_folder};
 use object_store::memory::InMemory;
@@ -59,8 +59,17 @@ struct Server {
 }
 
 impl Server {
-    /// Starts, and takes the shard.
+    /// Starts with a directory that has the shard's files, or none.
     fn start(bucket: &Bucket, data: &FilePath) -> Result<Self> {
+        Self::begin(bucket, data, false)
+    }
+
+    /// Takes the shard over into an empty directory.
+    fn take_over(bucket: &Bucket, data: &FilePath) -> Result<Self> {
+        Self::begin(bucket, data, true)
+    }
+
+    fn begin(bucket: &Bucket, data: &FilePath, takes_over: bool) -> Result<Self> {
         let config = ServerConfig {
             data_dir: Some(data.to_owned()),
             copy_to: Some("s3://bucket".to_owned()),
@@ -72,20 +81,26 @@ impl Server {
         let journal = files.journal().unwrap().clone();
         let shard = ShardConfig::new(0, 1 << 30, Isa::get()?);
         let shard = Shard::new(ShardConfig { sink: Some(journal.clone()), ..shard });
-        files.recover(&shard)?;
+        if !takes_over {
+            files.recover(&shard)?;
+        }
         let directory = shard_folder(data, 0);
         let claiming = Claiming {
             owner: files.owner().unwrap().clone(),
             shard: 0,
             directory: directory.clone(),
-            cluster: Some(7),
+            cluster: (!takes_over).then_some(7),
             address: "host-a:7070".to_owned(),
             incarnation: journal.incarnation(),
             locked: journal.locked_file(),
             journal: Some(journal),
             copies_log: true,
+            takes_over: takes_over.then_some(1),
         };
         let owners = Owners::claim(bucket, LEASE, false, vec![claiming])?;
+        if takes_over {
+            files.recover(&shard)?;
+        }
         Ok(Self { bucket: bucket.clone(), files, shard, directory, _owners: owners })
     }
 
@@ -284,6 +299,74 @@ fn a_directory_that_lacks_what_was_copied_is_refused() {
     server.kill();
     let server = Server::start(&bucket, &folder.data("d")).unwrap();
     assert_eq!(server.history(log).1, log);
+}
+
+#[test]
+fn a_taker_has_what_was_copied_and_late_pieces_do_not_exist() {
+    let (folder, bucket) = (Folder::new(), in_memory());
+    let beginning = at(1, 0);
+    let first = Server::start(&bucket, &folder.data("a")).unwrap();
+    first.log(100);
+    first.copy_all();
+    let (copied, end) = first.history(beginning);
+    first.log(10);
+    // The machine is lost, and a put of it is still on its way.
+    first.kill();
+    let late = Piece { term: 1, begin: end, end: at(end.segment, end.offset + 50) };
+    let second = Server::take_over(&bucket, &folder.data("b")).unwrap();
+    let record = second.files.owner().unwrap().record().unwrap();
+    assert_eq!((record.term, record.cluster, record.bases.len()), (2, 7, 1));
+    assert_eq!((record.bases[0].end, record.bases[0].begin), (end, end));
+    assert!(second.own_log(beginning, end) == copied);
+    block(bucket.put_piece(0, late, vec![0; 50].into())).unwrap();
+    second.log(5);
+    second.copy_all();
+    let (both, end) = second.history(beginning);
+    assert!(both.starts_with(&copied) && both == second.own_log(beginning, end));
+    second.kill();
+    // One that was killed half way leaves what the next one removes.
+    let half = shard_folder(&folder.data("c"), 0);
+    std::fs::create_dir_all(half.join("generation-00000004")).unwrap();
+    for name in ["taking-over", "log-00000001", "log-00000009", "term"] {
+        std::fs::write(half.join(name), "1").unwrap();
+    }
+    let third = Server::take_over(&bucket, &folder.data("c")).unwrap();
+    assert!(third.own_log(beginning, end) == both && !half.join("taking-over").exists());
+    // Of a snapshot that no piece follows yet.
+    let log = third.copy_snapshot();
+    third.kill();
+    let fourth = Server::take_over(&bucket, &folder.data("d")).unwrap();
+    assert_eq!(fourth.files.owner().unwrap().record().unwrap().tip.copied, log);
+    fourth.log(1);
+    fourth.copy_all();
+    assert!(fourth.history(log).0 == fourth.own_log(log, fourth.history(log).1));
+    fourth.kill();
+    // It is a server's directory like any other now.
+    Server::start(&bucket, &folder.data("d")).unwrap().kill();
+}
+
+#[test]
+fn what_cannot_be_taken_over_is_refused() {
+    let (folder, bucket) = (Folder::new(), in_memory());
+    let refused = |data: &str, words: &str| {
+        let error = Server::take_over(&bucket, &folder.data(data)).err().unwrap();
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    refused("b", "has no shard-0");
+    let first = Server::start(&bucket, &folder.data("a")).unwrap();
+    first.log(10);
+    first.kill();
+    refused("b", "nothing of the shard has been copied");
+    // A piece that is missing, and one that is damaged.
+    let first = Server::start(&bucket, &folder.data("a")).unwrap();
+    first.copy_all();
+    let piece = first.pieces()[0];
+    let mut bytes = block(bucket.piece(0, piece)).unwrap();
+    bytes[20] ^= 1;
+    block(bucket.put_piece(0, piece, bytes.into())).unwrap();
+    first.kill();
+    refused("c", "is damaged");
+    assert_eq!(copy::vacancy(&shard_folder(&folder.data("c"), 0)).unwrap(), Vacancy::Empty);
 }
 
 #[test]

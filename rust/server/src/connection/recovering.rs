@@ -203,7 +203,7 @@ impl<S> Service<http::Request<Body>> for Refusing<S> {
 
     fn call(&mut self, _: http::Request<Body>) -> Self::Future {
         // Another server may own the shard: clients take who names it for the shard.
-        let error = if let Some(owner) = self.files.owner() {
+        let error = if let Some(owner) = self.files.owner().filter(|owner| !owner.holds()) {
             owner.refusal()
         } else {
             let message = format!("the server is recovering: {}", self.files.progress());

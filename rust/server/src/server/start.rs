@@ -21,10 +21,11 @@ use crate::config::{Bound, ServerConfig};
 use crate::persistence::Files;
 use crate::persistence::snapshots::{Snapshots, When};
 use crate::web::{Subject, Web};
-use fastps_core::error::Result;
+use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
 use fastps_core::portions::Portions;
 use fastps_core::shard::{Exposed, Shard, ShardConfig};
+use fastps_durable::copy::{Vacancy, vacancy};
 use fastps_durable::{Catalog, Member, shard_folder};
 use fastps_transport::bearer::Bearer;
 use fastps_transport::memory_budget::WorkerRoom;
@@ -111,23 +112,43 @@ impl Start<'_> {
         bound.iter().zip(files).map(recover).collect()
     }
 
-    /// Claims the shards, if servers of this cluster do: waits until this one owns all of them.
-    pub(super) fn claim(
+    /// Reads the state of all shards, and claims them: waits until this server owns them. A shard that is taken over
+    /// has nothing to read before that.
+    pub(super) fn begin(
         &self,
         bound: &[Bound],
         files: &[Files],
-        recovered: &[(Catalog, Shard)],
         bucket: Option<&Bucket>,
+    ) -> Result<(Vec<(Catalog, Shard)>, Option<Owners>)> {
+        if takes_over(self.config, bound)? {
+            let none: Vec<_> = bound.iter().map(|_| 0).collect();
+            let owners = self.claim(bound, files, &none, bucket, true)?;
+            return Ok((self.recover(bound, files)?, owners));
+        }
+        let recovered = self.recover(bound, files)?;
+        let clusters: Vec<_> = recovered.iter().map(|(catalog, _)| catalog.cluster_id).collect();
+        let owners = self.claim(bound, files, &clusters, bucket, false)?;
+        Ok((recovered, owners))
+    }
+
+    /// Claims the shards, if servers of this cluster do. `clusters`: the identities that their files name.
+    fn claim(
+        &self,
+        bound: &[Bound],
+        files: &[Files],
+        clusters: &[u64],
+        bucket: Option<&Bucket>,
+        takes_over: bool,
     ) -> Result<Option<Owners>> {
         let (Some(bucket), Some(lease), Some(data_dir)) =
             (bucket, self.config.owner_lease, &self.config.data_dir)
         else {
             return Ok(None);
         };
-        let claiming = |((shard, files), (catalog, _)): ((&Bound, &Files), &(Catalog, Shard))| {
+        let claiming = |((shard, files), cluster): ((&Bound, &Files), &u64)| {
             let (owner, journal) = (files.owner()?.clone(), files.journal()?);
             let incarnation = journal.incarnation();
-            let known = membership(shard.index, incarnation, catalog.cluster_id, false).id();
+            let known = membership(shard.index, incarnation, *cluster, false).id();
             Some(Claiming {
                 owner,
                 shard: shard.index,
@@ -138,9 +159,10 @@ impl Start<'_> {
                 locked: journal.locked_file(),
                 journal: Some(journal.clone()),
                 copies_log: self.config.copy_log.is_some(),
+                takes_over: takes_over.then_some(self.cluster.len() as u32),
             })
         };
-        let shards = bound.iter().zip(files).zip(recovered).filter_map(claiming).collect();
+        let shards = bound.iter().zip(files).zip(clusters).filter_map(claiming).collect();
         Owners::claim(bucket, lease, self.config.accept_loss, shards).map(Some)
     }
 
@@ -235,6 +257,31 @@ impl Start<'_> {
         let fields =
             json!({"version": version, "addresses": addresses, "insecure": self.credentials.insecure});
         self.credentials.access.audit.record("start", fields)
+    }
+}
+
+/// Returns whether a shard is taken over from the bucket: its directory is empty. If a server that owned the shard has
+/// used it, this is a restart.
+fn takes_over(config: &ServerConfig, bound: &[Bound]) -> Result<bool> {
+    let (Some(_), Some(data_dir)) = (&config.take_over, &config.data_dir) else { return Ok(false) };
+    let Some(shard) = bound.iter().find(|bound| Some(bound.index) == config.shard) else {
+        let error =
+            Error::new(Kind::Config, "the shard to take over is not this server's place in --cluster");
+        let own = bound.iter().map(|bound| format!("--shard {}", bound.index)).collect::<Vec<_>>().join(", ");
+        return Err(
+            error.expected(own, config.shard.map_or_else(String::new, |shard| format!("--shard {shard}")))
+        );
+    };
+    let directory = shard_folder(data_dir, shard.index);
+    match vacancy(&directory)? {
+        Vacancy::Empty => Ok(true),
+        Vacancy::Served => Ok(false),
+        Vacancy::Taken => {
+            let message = format!("{} has files that no owner of the shard has used", directory.display());
+            Err(Error::new(Kind::Config, message)
+                .shard(shard.index)
+                .expected("an empty directory, into which the shard is taken over", "another one"))
+        }
     }
 }
 

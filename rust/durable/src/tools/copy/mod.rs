@@ -5,11 +5,13 @@ mod described;
 mod fetched;
 mod held;
 mod latest;
+mod taken;
 
 pub use described::{Described, Part};
 pub use fetched::Fetched;
 pub use held::{Held, lock};
 pub use latest::{Latest, new_folder, number_of};
+pub use taken::{Taken, Vacancy, vacancy};
 
 use crate::files::io::{failed, sync_directory};
 use crate::files::names::shards_in;

@@ -1,8 +1,9 @@
 //! Claims the shards of a server and keeps them: a thread that sends what the claims ask for.
 
 use super::records::random;
-use crate::backup::bucket::Bucket;
-use crate::backup::fetch::described;
+use crate::backup::bucket::{Bucket, block};
+use crate::backup::fetch::{described, shards};
+use crate::backup::pieces::take;
 use crate::config::ServerConfig;
 use crate::human::now;
 use crate::owner::{Ownership, since_boot};
@@ -53,6 +54,8 @@ pub(crate) struct Claiming {
     pub(crate) journal: Option<Arc<Journal>>,
     /// Whether this server copies its log.
     pub(crate) copies_log: bool,
+    /// The number of shards, if this server has nothing of its shard yet and takes it over from the bucket.
+    pub(crate) takes_over: Option<u32>,
 }
 
 /// A claim with its surroundings.
@@ -152,6 +155,42 @@ impl Owners {
     }
 }
 
+/// Fails unless the settings of a take-over fit together.
+pub(crate) fn check_take_over(config: &ServerConfig) -> Result<()> {
+    let wrong = |message: &str, expected: &str, got: &str| {
+        Err(Error::new(Kind::Config, message).expected(expected, got))
+    };
+    let Some(url) = &config.take_over else {
+        return match config.shard {
+            None => Ok(()),
+            Some(_) => wrong(
+                "a server's place in --cluster is the index of its shard",
+                "--shard with --take-over URL",
+                "only --shard",
+            ),
+        };
+    };
+    if config.shard.is_none() {
+        return wrong("which shard is taken over?", "--take-over with --shard INDEX", "only --take-over");
+    }
+    if config.data_dir.is_none() {
+        let message = "a shard is taken over into a data directory, which may be empty";
+        return wrong(message, "--take-over with --data-dir DIR", "only --take-over");
+    }
+    if config.owner_lease.is_none() {
+        let message = "a shard is taken over by its record, which a server without a lease does not write";
+        return wrong(message, "--take-over with --owner-lease SECONDS", "only --take-over");
+    }
+    if config.shards != 1 {
+        let message = "a server takes over one shard";
+        return wrong(message, "--shards 1", &format!("--shards {}", config.shards));
+    }
+    match config.copy_to.as_ref().filter(|other| *other != url) {
+        None => Ok(()),
+        Some(other) => wrong("the copies of a shard that is taken over stay where they are", url, other),
+    }
+}
+
 impl Drop for Owners {
     fn drop(&mut self) {
         self.stop.send_replace(true);
@@ -175,6 +214,10 @@ impl Keeper {
             self.bucket.try_conditions().await.map(Some)
         })
         .await?;
+        if let Some(shards) = self.claiming.takes_over {
+            self.again("which shards are in the bucket", async || self.check_taken(shards).await.map(Some))
+                .await?;
+        }
         let found = self.again("the record of the shard's owner", async || {
             self.bucket.owner(self.claiming.shard).await.map(Some)
         });
@@ -187,7 +230,11 @@ impl Keeper {
         let least_term = latest.await?.map_or(0, |(latest, _)| latest.term);
         let Claiming { owner, shard, address, incarnation, locked, .. } = &self.claiming;
         let candidate = Candidate {
-            cluster: Some(self.cluster().await?),
+            cluster: match self.claiming.takes_over {
+                // That of the record.
+                Some(_) => None,
+                None => Some(self.cluster().await?),
+            },
             shard: *shard,
             address: address.clone(),
             incarnation: *incarnation,
@@ -229,18 +276,51 @@ impl Keeper {
         Ok(record.await?.0.cluster)
     }
 
+    /// Fails if a shard cannot be taken over because of what the bucket is, or has.
+    async fn check_taken(&self, count: u32) -> Result<()> {
+        let shard = self.claiming.shard;
+        let found = shards(&self.bucket).await?;
+        let wrong = |message: &str| Error::new(Kind::Config, message).shard(shard);
+        if !found.contains(&shard) {
+            let error = wrong("the bucket has no such shard (--shard)");
+            return Err(
+                error.expected(format!("one of its {} shards", found.len()), format!("shard {shard}"))
+            );
+        }
+        let latest = self.bucket.latest(shard).await?;
+        if let Some((latest, _)) = latest.filter(|(latest, _)| latest.shards != count) {
+            let error =
+                wrong("the cluster has another number of shards: --cluster names the address of each");
+            return Err(error.expected(format!("{} addresses", latest.shards), count));
+        }
+        let (own, first) = (self.bucket.owner(shard).await?, self.bucket.owner(0).await?);
+        let cluster = |record: Option<(Box<Record>, UpdateVersion)>| record.map(|(record, _)| record.cluster);
+        match (cluster(own), cluster(first)) {
+            (Some(own), Some(first)) if own != first => {
+                let message = "the bucket has shards of two clusters: move those of one to another URL";
+                Err(wrong(message)
+                    .expected(format!("cluster {first:016x}, as shard 0"), format!("{own:016x}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Fails if another server has served the shard since the last one with this directory, which then lacks what
     /// that one has acknowledged. A directory that was fetched from the bucket says no term.
     fn check_directory(&self, newest: u64) -> Result<()> {
-        let Claiming { shard, directory, .. } = &self.claiming;
+        let Claiming { shard, directory, takes_over, .. } = &self.claiming;
+        if takes_over.is_some() {
+            return Ok(());
+        }
         let served = copy::served(directory)?;
         let Some(served) = served.filter(|served| *served < newest && !self.accept_loss) else {
             return Ok(());
         };
         let url = &self.bucket.url;
         let message = format!(
-            "another server has owned the shard since {} was used, and has acknowledged what is not in there. Fetch the newest \
-             copy (fastps checkpoint fetch {url} DIR), or drop what is missing (--accept-loss)",
+            "another server has owned the shard since {} was used, and has acknowledged what is not in there. Take the shard over into \
+             an empty directory (--take-over {url} --shard {shard}), fetch the newest copy (fastps checkpoint fetch {url} DIR), or drop \
+             what is missing (--accept-loss)",
             directory.display()
         );
         Err(Error::new(Kind::Config, message)
@@ -354,11 +434,25 @@ impl Keeper {
         Err(error)
     }
 
+    /// Reads what the former owners copied, while the lease is renewed. Returns where it ends.
+    async fn take(&self, record: &Record) -> Result<LogPosition> {
+        // The connections of a bucket end with the runtime that has opened them.
+        let bucket = Bucket::open(&self.bucket.url).unwrap_or_else(|_| self.bucket.clone());
+        let (record, directory) = (record.clone(), self.claiming.directory.clone());
+        let taken = move || block(take(&bucket, &record, &directory));
+        let failed = |error| Error::new(Kind::Internal, format!("cannot take the shard over: {error}"));
+        tokio::task::spawn_blocking(taken).await.map_err(failed)?
+    }
+
     /// Where the copied log ends, and where the log of this server goes on: at the same place, since it contains
     /// what was copied. Fails if it does not.
     async fn read(&self, record: &Record) -> Result<(LogPosition, LogPosition)> {
-        let Claiming { shard, journal, copies_log, .. } = &self.claiming;
+        let Claiming { shard, journal, copies_log, takes_over, .. } = &self.claiming;
         let (nowhere, copied) = (LogPosition::default(), record.tip.copied);
+        if takes_over.is_some() {
+            let end = self.take(record).await?;
+            return Ok((end, end));
+        }
         let Some(journal) = journal else { return Ok((nowhere, nowhere)) };
         if copied == nowhere {
             let begin = journal.begins_with_the_shard()?.filter(|_| *copies_log);
@@ -379,10 +473,11 @@ impl Keeper {
             return Ok((end, end));
         }
         let message = format!(
-            "{} has a log of the shard that {} does not continue: it is a copy of another directory, or an older state. Choose \
-             another URL, or start in the directory whose log was copied",
+            "{} has a log of the shard that {} does not continue: it is a copy of another directory, or an older state. Take the \
+             shard over into an empty directory (--take-over {} --shard {shard}), or choose another URL",
             self.bucket.url,
-            self.claiming.directory.display()
+            self.claiming.directory.display(),
+            self.bucket.url
         );
         let place = format!("segment {}, byte {}", end.segment, end.offset);
         Err(Error::new(Kind::Config, message)

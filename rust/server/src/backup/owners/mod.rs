@@ -7,5 +7,5 @@ mod records;
 #[allow(clippy::unwrap_used)]
 mod tests;
 
-pub(crate) use keeper::{Claiming, Owners};
+pub(crate) use keeper::{Claiming, Owners, check_take_over};
 pub use list::{Owned, owners};

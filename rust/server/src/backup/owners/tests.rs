@@ -125,6 +125,7 @@ fn claiming(folder: &Folder, incarnation: u64, inode: u64) -> Claiming {
         locked: Some(LockedFile { boot: "boot".to_owned(), device: 1, inode }),
         journal: None,
         copies_log: false,
+        takes_over: None,
     }
 }
 
