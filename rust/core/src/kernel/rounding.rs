@@ -102,7 +102,7 @@ impl Rounder {
         let Self { isa, rounding, first, step } = *self;
         match rounding {
             Rounding::Nearest => {
-                isa.run(Nearest { values: bytemuck::cast_slice(values), to: bytemuck::cast_slice_mut(to) })
+                isa.run(Nearest { values: bytemuck::cast_slice(values), to: bytemuck::cast_slice_mut(to) });
             }
             Rounding::Stochastic { seed } => {
                 isa.run(Stochastic { values, to, seed, first: first + at as u64, step });
@@ -273,7 +273,9 @@ mod tests {
         let halfway = [f32::from_bits(0x3F80_8000), f32::from_bits(0x3F81_8000), f32::MAX];
         assert_eq!(round(rounder(Isa::Scalar, Rounding::Nearest), 0, &halfway), [0x3F80, 0x3F82, 0x7F7F]);
         let (mut bytes, mut read) = (vec![0xFF], vec![7]);
-        [-0.0, f32::MIN, f32::NEG_INFINITY, f32::NAN].into_iter().for_each(|x| bytes.extend(x.to_le_bytes()));
+        for x in [-0.0, f32::MIN, f32::NEG_INFINITY, f32::NAN] {
+            bytes.extend(x.to_le_bytes());
+        }
         append_nearest(Isa::Scalar, &bytes[1..], &mut read);
         assert_eq!(read, [7, 0, 0x80, 0x7F, 0xFF, 0x80, 0xFF, 0xC0, 0x7F]);
     }

@@ -33,8 +33,8 @@ pub struct Parts<'a> {
     /// Set for whole slices, which have no indices.
     whole: bool,
     want_values: bool,
-    average: bool,
-    bfloat16: bool,
+    /// Of a pull: whether of the averages, and in bfloat16.
+    pulls: (bool, bool),
 }
 
 /// One part of a request.
@@ -74,8 +74,7 @@ pub(super) fn of_push<'a>(h: &'a pb::Header, push: Push<'a>) -> Result<Parts<'a>
         push: Some(push),
         whole,
         want_values,
-        average: false,
-        bfloat16: false,
+        pulls: (false, false),
     };
     check(&parts)
 }
@@ -97,11 +96,7 @@ fn check_no_answers(table: &pb::PartTable) -> Result<()> {
 }
 
 /// The parts of a pull: of the averages, and in bfloat16.
-pub(super) fn of_pull<'a>(
-    h: &'a pb::Header,
-    payload: &'a [u8],
-    (average, bfloat16): (bool, bool),
-) -> Result<Parts<'a>> {
+pub(super) fn of_pull<'a>(h: &'a pb::Header, payload: &'a [u8], pulls: (bool, bool)) -> Result<Parts<'a>> {
     if h.parts.iter().any(|part| part.elements != 0) {
         return Err(malformed("KIND_PULL does not use elements").expected("the field unset", "a value"));
     }
@@ -113,7 +108,7 @@ pub(super) fn of_pull<'a>(
     }
     let whole = are_whole(h);
     let list = &h.parts;
-    check(&Parts { list, table: None, push: None, payload, whole, want_values: false, average, bfloat16 })
+    check(&Parts { list, table: None, push: None, payload, whole, want_values: false, pulls })
 }
 
 /// The slices of a question about their versions.
@@ -130,8 +125,7 @@ pub(super) fn of_versions(h: &pb::Header) -> Result<Parts<'_>> {
         payload: &[],
         whole: false,
         want_values: false,
-        average: false,
-        bfloat16: false,
+        pulls: (false, false),
     })
 }
 
@@ -193,12 +187,12 @@ impl<'a> Parts<'a> {
 
     /// Returns whether a pull asks for the averages.
     pub fn of_averages(&self) -> bool {
-        self.average
+        self.pulls.0
     }
 
     /// Returns whether a pull asks for bfloat16.
     pub fn in_bfloat16(&self) -> bool {
-        self.bfloat16
+        self.pulls.1
     }
 
     /// Number of elements of all parts of a push, as claimed by the sender.
