@@ -223,8 +223,8 @@ mod tests {
     fn mistakes_name_file_line_and_key() {
         for (text, error) in [
             (
-                "\nshard = 2",
-                "FILE:2: there is no such key: expected an option of fastps serve, such as \"shards\", got \"shard\"",
+                "\nsharts = 2",
+                "FILE:2: there is no such key: expected an option of fastps serve, such as \"shards\", got \"sharts\"",
             ),
             ("config = 'x'", "FILE:1: there is no such key"),
             ("[server]\nshards = 1", "FILE:1: there is no such key"),

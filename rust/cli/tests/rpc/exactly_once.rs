@@ -88,8 +88,9 @@ impl World {
             if transport == Transport::Unix { prefix.clone().leak() } else { "fastps" };
         let cluster = Cluster::of(3, |config| {
             config.socket = socket;
-            config.tls = ca.map(Ca::mutual).unwrap_or_default();
-            config.certificate_role = Role::Worker;
+            if let Some(ca) = ca {
+                (config.tls, config.certificate_role) = (ca.mutual(), Role::Worker);
+            }
         });
         let relays = relays(&cluster.addresses());
         let servers = relays.as_ref().map_or_else(|| cluster.addresses(), Relays::addresses);

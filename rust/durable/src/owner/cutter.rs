@@ -147,7 +147,9 @@ mod tests {
     fn frames(count: u64, next: Option<u64>) -> Vec<u8> {
         let mut bytes = Vec::new();
         (0..count).for_each(|offset| frame::durable(&mut bytes, offset));
-        next.into_iter().for_each(|next| frame::end(&mut bytes, next));
+        if let Some(next) = next {
+            frame::end(&mut bytes, next);
+        }
         frame::seal(&mut bytes);
         bytes
     }

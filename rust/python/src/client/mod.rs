@@ -511,7 +511,9 @@ impl Client {
             let reading = Reading::default();
             let (_, targets) = targets(py, &specs, |_, spec, array| reading.arriving(spec, array), into)?;
             options = reading.options(&specs, targets.iter().map(Borrowed::arriving));
-            targets.into_iter().for_each(|target| target.release(py));
+            for target in targets {
+                target.release(py);
+            }
         }
         let ticket = py.detach(|| server.pull_async_as(names, options.clone(), end.left())).or_raise(py)?;
         Ok(PullFlight::start(ticket, specs, options))

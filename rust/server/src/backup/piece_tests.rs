@@ -137,10 +137,17 @@ impl Server {
         }
     }
 
-    /// Takes a snapshot and copies it. Returns the place in the log from which it is replayed.
-    fn copy_snapshot(&self) -> LogPosition {
+    fn snapshot(&self) -> Held {
         self.files.snapshot(&self.shard, None).unwrap();
-        let held = Held::newest(&self.directory).unwrap().unwrap();
+        Held::newest(&self.directory).unwrap().unwrap()
+    }
+
+    fn copy_snapshot(&self) -> LogPosition {
+        self.copy(self.snapshot())
+    }
+
+    /// Copies a snapshot. Returns the place in the log from which it is replayed.
+    fn copy(&self, held: Held) -> LogPosition {
         let (log, keep) = (held.described.log(), Keep { count: 2, younger: Duration::ZERO });
         block(async {
             upload(&self.bucket, &self.directory, held, keep, self.files.owner().unwrap().term()).await?;
@@ -230,7 +237,10 @@ fn what_is_copied_is_the_log_over_restarts_and_snapshots() {
     let first = server.copy_snapshot();
     server.copy_all();
     server.log(5);
-    let second = server.copy_snapshot();
+    // A copier that is started anew begins at the newest copied snapshot: what precedes that is copied before.
+    let held = server.snapshot();
+    server.copy_all();
+    let second = server.copy(held);
     assert!(second > first);
     server.copy_all();
     // The log before the oldest of the two that are kept is gone.

@@ -73,6 +73,9 @@ impl Credentials {
     }
 }
 
+/// A shard's state from its files.
+type Recovered = (Catalog, Shard);
+
 /// What the steps share.
 pub(super) struct Start<'a> {
     pub(super) config: &'a ServerConfig,
@@ -96,7 +99,7 @@ impl Start<'_> {
     }
 
     /// Reads the state of all shards from their files.
-    pub(super) fn recover(&self, bound: &[Bound], files: &[Files]) -> Result<Vec<(Catalog, Shard)>> {
+    pub(super) fn recover(&self, bound: &[Bound], files: &[Files]) -> Result<Vec<Recovered>> {
         let isa = Isa::get()?;
         let recover = |(shard, files): (&Bound, &Files)| {
             let mut settings = ShardConfig::new(shard.index, self.memory_limit, isa);
@@ -119,7 +122,7 @@ impl Start<'_> {
         bound: &[Bound],
         files: &[Files],
         bucket: Option<&Bucket>,
-    ) -> Result<(Vec<(Catalog, Shard)>, Option<Owners>)> {
+    ) -> Result<(Vec<Recovered>, Option<Owners>)> {
         if takes_over(self.config, bound)? {
             let none: Vec<_> = bound.iter().map(|_| 0).collect();
             let owners = self.claim(bound, files, &none, bucket, true)?;
