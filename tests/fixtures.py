@@ -19,6 +19,7 @@ import pytest
 import trustme
 
 import fastps
+from fastps.commands.kit.servers import free_ports
 
 __all__ = [
     "_doctest_names",
@@ -118,11 +119,14 @@ class Leaving:
 
 
 @pytest.fixture
-def leaving(server: fastps.Server) -> Iterator[Leaving]:
+def leaving() -> Iterator[Leaving]:
     # The small ones first: so each shard gets some.
     grads = {f"small{k}": np.ones(10, np.float32) for k in range(100)}
     grads["w"] = np.ones(2 * 63 * 4096 + 5, np.float32)
     with ExitStack() as stack:
+        # At ports that the system gives to no other test's server once these have stopped.
+        listen = f"127.0.0.1:{free_ports(3)[0]}"
+        server = stack.enter_context(fastps.serve(listen=listen, shards=3))
         clients = [stack.enter_context(fastps.connect(server.addresses, timeout=3.0)) for _ in range(2)]
         for name, gradient in grads.items():
             clients[0].register(name, np.zeros_like(gradient), optimizer=fastps.Adam(), timeout=30)

@@ -64,7 +64,7 @@ def test_a_server_obeys_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("shard = 1\n", [":1:", "there is no such key", '"shards"']),
+        ("sharts = 1\n", [":1:", "there is no such key", '"shards"']),
         ("shards = 'one'\n", [":1:", "shards has the wrong type", "a whole number", "'one'"]),
         ("keep = 1\n\nkeep = 2\n", [":3:", "duplicate key"]),
         ("[server]\n", [":1:", "there is no such key"]),

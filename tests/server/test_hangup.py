@@ -41,7 +41,7 @@ def wait_for(text: str, log: Path) -> None:
 
 def test_without_a_terminal_a_server_goes_on(tmp_path: Path) -> None:
     config, data = tmp_path / "fastps.toml", str(tmp_path / "data")
-    config.write_text("keep = 3\n")
+    config.write_text("lease-ms = 3000\n")
     cases = {
         "memory": ([], NOTHING),
         "data": (["--data-dir", data], NOTHING),
@@ -54,11 +54,11 @@ def test_without_a_terminal_a_server_goes_on(tmp_path: Path) -> None:
             server.send_signal(signal.SIGHUP)
             wait_for(f"SIGHUP: {line}", log)
             if name == "configuration":
-                config.write_text("keep = 4\n")
+                config.write_text("lease-ms = 4000\n")
                 server.send_signal(signal.SIGHUP)
                 wait_for("changed settings take effect at the next start", log)
-                assert "keep = 4" in log.read_text()
-                config.write_text("keep = none\n")
+                assert "lease-ms = 4000" in log.read_text()
+                config.write_text("lease-ms = none\n")
                 server.send_signal(signal.SIGHUP)
                 wait_for("the next start would fail", log)
                 assert f"{config}:1" in log.read_text()
