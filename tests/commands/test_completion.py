@@ -31,7 +31,7 @@ def test_bash_completes_options_wherever_their_parser_is(bash) -> None:
     assert bash("fastps", "checkpoint", "save", "--consistent", "--time") == {"--timeout"}, (
         "--consistent needs no value"
     )
-    assert bash("fastps-server", "--shar") == {"--shards"}
+    assert bash("fastps-server", "--shar") == {"--shard", "--shards"}
     assert bash("fastps", "demo", "--listen") == set(), "an option of another command"
 
 
@@ -56,7 +56,7 @@ def test_fish_completes(tmp_path: Path) -> None:
     assert offered("fastps checkpoint ver") == {"verify"}
     assert offered("fastps demo --seed 1 --cod") == {"--codec"}
     assert offered("fastps demo --codec o") == {"onebit"}
-    assert offered("fastps-server --shar") == {"--shards"}
+    assert offered("fastps-server --shar") == {"--shard", "--shards"}
 
 
 ZSH = """\
