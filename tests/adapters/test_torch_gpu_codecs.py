@@ -67,6 +67,8 @@ def test_values_and_residuals_are_those_of_a_cpu(store, codec, mode, dtype):
                 name: encode.body_len(codec, param.numel()) + 1 for name, param in model.named_parameters()
             }
             assert set(sent) == set(sizes.values())
+            shown = {copy.bytes for copy in gpu.copies[copies:] if copy.to_gpu}
+            assert shown == {sum(param.nbytes for param in model.parameters())}  # in their own type
             assert residuals(ours, prefix) == owed
             ours.close()
         for name in SHAPES:
