@@ -23,6 +23,7 @@ from fastps_lab.repro.claims import (
     learners,
     momentum,
     sandblaster,
+    tensors,
     toys,
     training,
     trust_region,
@@ -272,6 +273,11 @@ def rollouts_that_depend_on_the_worker(patch):
     patch.setattr(trpo.TRPO, "play", play)
 
 
+def kept_as(name, other):
+    """A tensor's values are rounded in another way."""
+    return lambda patch: patch.setitem(tensors.KEPT, name, tensors.KEPT[other])
+
+
 PERTURBED = {
     "implicit-momentum": [one_worker],
     "best-momentum": [one_worker],
@@ -321,6 +327,10 @@ PERTURBED = {
     "sandblaster": [another_history, other_bits],
     "conjugate-gradients": [a_rough_search, a_method_as("CG, HS", GradientDescent())],
     "backup-tasks": [no_copies, slow_portions],
+    "bfloat16": [kept_as("stochastic", "nearest"), kept_as("nearest", "stochastic")],
+    "schedule-free": [
+        replace("ScheduleFreeAdamW", lambda real, lr, warmup: real(lr=lr / 100, warmup=warmup))
+    ],
     "rl-synchronous": [whole_batches("HPC")],
     "rl-learns": [a_learner_that_stands_still(name) for name in learners.LEARNERS],
     "rl-trpo": [steps_that_move_nothing, rollouts_that_depend_on_the_worker],
