@@ -1,32 +1,36 @@
 //! Philox4x32-10 (Salmon et al., SC 2011): random words that are a pure function of key and counter, so that
 //! stochastic rounding gives the same bytes in any order, on any device and in any language.
 
-const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+use std::array;
+
+const MULTIPLIERS: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// Counters that are computed together: enough independent products to hide the latency of a multiplication.
 pub(in crate::kernel) const LANES: usize = 32;
 
-/// The four output words of each of `LANES` consecutive counters. `counter` is the low half of the first one;
-/// all share the high half and the key.
+const LOW: u64 = 0xFFFF_FFFF;
+
+/// The four output words of each of `LANES` consecutive counters, each in the low half of 64 bits. `counter` is the
+/// low half of the first one; all share the high half and the key.
+///
+/// What is in the high halves means nothing: a vector multiplies the low halves of its 64-bit lanes, so that nothing
+/// has to be widened, narrowed or cleared between two rounds.
 #[inline(always)]
-pub(in crate::kernel) fn words(key: u64, counter: u64, high: u64) -> [[u32; LANES]; 4] {
-    let mut x = [[0u32; LANES], [0; LANES], [high as u32; LANES], [(high >> 32) as u32; LANES]];
+fn words(key: u64, counter: u64, high: u64) -> [[u64; LANES]; 4] {
+    let counters: [u64; LANES] = array::from_fn(|i| counter.wrapping_add(i as u64));
+    let mut x = [counters, counters.map(|counter| counter >> 32), [high; LANES], [high >> 32; LANES]];
     let [x0, x1, x2, x3] = &mut x;
-    for (i, (low, high)) in x0.iter_mut().zip(x1.iter_mut()).enumerate() {
-        let c = counter.wrapping_add(i as u64);
-        *low = c as u32;
-        *high = (c >> 32) as u32;
-    }
     let mut k = [key as u32, (key >> 32) as u32];
     for _ in 0..10 {
+        let [k0, k1] = k.map(u64::from);
         for (((x0, x1), x2), x3) in x0.iter_mut().zip(&mut *x1).zip(&mut *x2).zip(&mut *x3) {
-            let a = u64::from(MULTIPLIERS[0]).wrapping_mul(u64::from(*x0));
-            let b = u64::from(MULTIPLIERS[1]).wrapping_mul(u64::from(*x2));
-            *x0 = (b >> 32) as u32 ^ *x1 ^ k[0];
-            *x2 = (a >> 32) as u32 ^ *x3 ^ k[1];
-            *x1 = b as u32;
-            *x3 = a as u32;
+            let a = MULTIPLIERS[0].wrapping_mul(*x0 & LOW);
+            let b = MULTIPLIERS[1].wrapping_mul(*x2 & LOW);
+            *x0 = b >> 32 ^ *x1 ^ k0;
+            *x2 = a >> 32 ^ *x3 ^ k1;
+            *x1 = b;
+            *x3 = a;
         }
         k[0] = k[0].wrapping_add(WEYL[0]);
         k[1] = k[1].wrapping_add(WEYL[1]);
@@ -41,12 +45,12 @@ pub(in crate::kernel) const HALVES: usize = 8 * LANES;
 /// each of its four words.
 #[inline(always)]
 pub(in crate::kernel) fn halves(key: u64, counter: u64, high: u64) -> [u16; HALVES] {
-    let (words, mut out) = (words(key, counter, high), [0; HALVES]);
+    let ([x0, x1, x2, x3], mut out) = (words(key, counter, high), [0; HALVES]);
     for (i, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        for (j, word) in words.iter().enumerate() {
-            out[2 * j] = word[i] as u16;
-            out[2 * j + 1] = (word[i] >> 16) as u16;
-        }
+        let (p, q) = (x0[i] & LOW | x1[i] << 32, x2[i] & LOW | x3[i] << 32);
+        let half = |x: u64, j: u32| (x >> (16 * j)) as u16;
+        *out =
+            [half(p, 0), half(p, 1), half(p, 2), half(p, 3), half(q, 0), half(q, 1), half(q, 2), half(q, 3)];
     }
     out
 }
@@ -59,15 +63,15 @@ mod tests {
     struct Words(u64, u64, u64);
 
     impl Kernel for Words {
-        type Out = [[u32; LANES]; 4];
+        type Out = [[u64; LANES]; 4];
         #[inline(always)]
         fn run(self) -> Self::Out {
             words(self.0, self.1, self.2)
         }
     }
 
-    fn lane(w: &[[u32; LANES]; 4], i: usize) -> [u32; 4] {
-        [w[0][i], w[1][i], w[2][i], w[3][i]]
+    fn lane(w: &[[u64; LANES]; 4], i: usize) -> [u32; 4] {
+        w.map(|words| words[i] as u32)
     }
 
     #[test]
