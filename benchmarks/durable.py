@@ -341,6 +341,40 @@ def the_log(size: Size, folder: Path) -> list[str]:
     return table(["a push of a million", "without a log", "with", "ratio", "asked", "reached"], rows)
 
 
+# -- history -------------------------------------------------------------------------------------------------
+
+
+def history(size: Size, folder: Path) -> list[str]:
+    """Cost of keeping a run's history, for pushes while a snapshot is taken each second."""
+    rows = []
+    for elements in (1024, TENSOR):
+        ratios: list[float] = []
+        times: dict[str, list[float]] = {"without": [], "with": []}
+        with ExitStack() as stack:
+            steps = {}
+            for way, kept in (("without", 0), ("with", 8 << 30)):
+                place = folder / f"{way}-{elements}"
+                options = {"snapshot_every": 1.0, "keep_history": kept}
+                server = stack.enter_context(running(place, **options))
+                ps = stack.enter_context(fastps.connect(server.address, check_finite=False))
+                ps.register("w", np.zeros(elements, np.float32), SGD)
+                steps[way] = (ps, ps.bind({"w": np.ones(elements, np.float32)}, codec=fastps.Int8()))
+            for turn in range(1 + max(7, size.rounds)):
+                for way, (ps, bound) in steps.items():
+                    count, began = 0, time.monotonic()
+                    while time.monotonic() < began + size.seconds:
+                        ps.push(bound)
+                        count += 1
+                    times[way] += [(time.monotonic() - began) / count] * (turn > 0)
+        ratios = [a / b for a, b in zip(times["with"], times["without"], strict=True)]
+        ratio, spread = statistics.median(ratios), max(ratios) - min(ratios)
+        cells = [f"{1e6 * statistics.median(times[way]):,.0f} us" for way in ("without", "with")]
+        cells += [f"{ratio:.2f}", f"{spread:.2f}", "<= 1.02", verdict(ratio <= 1.02)]
+        rows.append([f"{4 * elements >> 10} KB, Int8", *cells])
+    columns = ["a push", "snapshots and log", "with history", "ratio", "scatter", "asked", "reached"]
+    return table(columns, rows)
+
+
 # -- a start -------------------------------------------------------------------------------------------------
 
 
@@ -437,7 +471,7 @@ def starts(size: Size, folder: Path) -> list[str]:
     return table(["a start from", "takes", "against", "ratio", "asked", "reached"], rows)
 
 
-PARTS = {"snapshots": snapshots, "logged": logged, "log": the_log, "starts": starts}
+PARTS = {"snapshots": snapshots, "logged": logged, "log": the_log, "history": history, "starts": starts}
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from harness import Runner, Turns, machine, readable, runner, table, write_between_markers
 from kernel.parity import CODECS, check_all, normal
-from kernel.peers import RULES, Rule, torch_module, torch_step
+from kernel.peers import RULES, Floats, Rule, torch_module, torch_step, torchao_step
 from kernel.references import Reference, RustBench, build_rust
 
 import fastps
@@ -194,6 +194,63 @@ def encoded(bench: Bench) -> list[str]:
         for name in names[1:]:
             rows.append([count(n), name, *figures, *reached(turns.ratio(name, "float32"), 1.0)])
     return table(["floats", "body", *("float32", "int8", "onebit"), "body / float32", *TARGET], rows)
+
+
+def bfloat16(bench: Bench) -> list[str]:
+    """Steps of tensors with bfloat16 values, beside float32 ones, C with the same rounding, and torchao."""
+    rows = []
+    for n in (bench.large, CACHED):
+        for name in ("SGD", "AdamW"):
+            rule, gradient = RULES[name], normal(n)
+            runners = {
+                dtype: stored(rule.settings, gradient, dtype=dtype) for dtype in ("float32", "bfloat16")
+            }
+            arrays = [np.zeros(n, np.uint16), *(bench.c.memory(n) for _ in range(rule.slots))]
+            scalars = (*rule.scalars(10), 9.0)
+            runners["C"] = bench.c.runner(
+                f"{rule.kernel}_bfloat16", *arrays, n=n, read=gradient, scalars=scalars
+            )
+            if name == "AdamW" and bench.torch and (step := torchao_step(bench.torch, gradient)):
+                runners["torchao"] = runner(step)
+            turns = bench.turns(runners)
+            figures = [per_element(turns, variant, n) for variant in ("float32", "bfloat16", "C", "torchao")]
+            label = [count(n), name, *figures]
+            limit = {"SGD": 0.9, "AdamW": 1.1}[name]
+            time = turns.ratio("bfloat16", "float32")
+            verdict = reached(time, limit) if n == bench.large else [f"{time:.2f}", "", ""]
+            rows.append([*label, "time / float32", *verdict])
+            for peer, target in (("C", 0.9), ("torchao", 10.0)):
+                if peer in turns:
+                    speed = 1 / turns.ratio("bfloat16", peer)
+                    rows.append([""] * len(label) + [f"speed / {peer}", *reached(speed, target, True)])
+    return table(["floats", "optimizer", "float32", "bfloat16", "C", "torchao", "ratio", "", *TARGET], rows)
+
+
+def averages(bench: Bench) -> list[str]:
+    """Steps that also keep an average of the values, beside AdamW without one."""
+    rows = []
+    for n in (bench.large, CACHED):
+        gradient, adamw = normal(n), RULES["AdamW"].settings
+        runners = {
+            "AdamW": stored(adamw, gradient),
+            "EMA": stored(adamw, gradient, average=fastps.EMA(decay=0.999)),
+            "free": stored(fastps.ScheduleFreeAdamW(lr=1e-3), gradient),
+        }
+        turns = bench.turns(runners)
+        for name, label in (("EMA", "AdamW with EMA"), ("free", "ScheduleFreeAdamW")):
+            time = turns.ratio(name, "AdamW")
+            verdict = reached(time, 1.45) if name == "EMA" else [f"{time:.2f}", "", ""]
+            rows.append(
+                [count(n), label, per_element(turns, "AdamW", n), per_element(turns, name, n), *verdict]
+            )
+    return table(["floats", "step", "AdamW", "with the average", "time / AdamW", *TARGET], rows)
+
+
+def stored(settings: fastps.Optimizer, gradient: Floats, **spec: Any) -> Runner:
+    """A push of one tensor by one thread."""
+    store = fastps.Store(threads=1, check_finite=False)
+    store.register("w", np.zeros(gradient.size, np.float32), settings, **spec)
+    return runner(functools.partial(store.push, store.bind({"w": gradient})))
 
 
 def contention(bench: Bench) -> list[str]:
@@ -393,6 +450,8 @@ SECTIONS: dict[str, Callable[[Bench], list[str]]] = {
     "cached": optimizers("cached", 1),
     "codecs": codecs,
     "encoded": encoded,
+    "bfloat16": bfloat16,
+    "averages": averages,
     "contention": contention,
     "racing": racing,
     "pulls": pulls,

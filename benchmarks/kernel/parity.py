@@ -26,6 +26,8 @@ def check_all(c: Reference) -> None:
     """Ends the program where C and fastps differ: such a reference is worth nothing."""
     for rule in RULES.values():
         check_optimizer(c, rule)
+    for name in ("SGD", "AdamW"):
+        check_bfloat16(c, RULES[name])
     for name, codec in CODECS.items():
         check_codec(c, name, codec)
     check_vectors(c)
@@ -44,6 +46,23 @@ def check_optimizer(c: Reference, rule: Rule) -> None:
             store.push("w", gradient)
         for ours, theirs in zip(values_and_state(store), arrays, strict=True):
             same(rule.kernel, ours, theirs.array)
+
+
+def check_bfloat16(c: Reference, rule: Rule) -> None:
+    """Three steps of a tensor whose values are rounded stochastically."""
+    n = 5003
+    gradient = normal(n, 1)
+    with fastps.Store(threads=1) as store:
+        store.register("w", normal(n, 2), rule.settings, dtype="bfloat16", seed=7)
+        values, *state = (array.copy() for array in values_and_state(store))
+        arrays = [(values.view(np.uint32) >> 16).astype(np.uint16), *state]
+        for step in range(1, 4):
+            scalars = (*rule.scalars(step), step - 1.0)
+            c.runner(f"{rule.kernel}_bfloat16", *arrays, n=n, read=gradient, scalars=scalars)(1)
+            store.push("w", gradient)
+        arrays[0] = (arrays[0].astype(np.uint32) << 16).view(np.float32)
+        for ours, theirs in zip(values_and_state(store), arrays, strict=True):
+            same(f"{rule.kernel}_bfloat16", ours, theirs)
 
 
 def values_and_state(store: fastps.Store) -> Iterator[Floats]:

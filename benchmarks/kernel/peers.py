@@ -157,3 +157,22 @@ def torch_step(
         optimizer.step()
 
     return step
+
+
+def torchao_step(torch: Any, gradient: Floats) -> Callable[[], None] | None:
+    """A step of torchao's AdamW on bfloat16 values, rounded stochastically; None without torchao."""
+    try:
+        from torchao.optim import _AdamW
+    except ImportError:
+        return None
+    parameter = torch.zeros(gradient.shape, dtype=torch.bfloat16, requires_grad=True)
+    parameter.grad = torch.tensor(gradient).bfloat16()
+    optimizer = _AdamW([parameter], lr=LR, weight_decay=DECAY, bf16_stochastic_round=True)
+
+    def step() -> None:
+        if torch.get_num_threads() != 1:
+            torch.set_num_threads(1)
+        optimizer.step()
+
+    step()  # compiles it
+    return step

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ("-fno-math-errno", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
-SOURCES = ("optimizers.c", "codecs.c", "vectors.c", "memory.c")
+SOURCES = ("optimizers.c", "bfloat16.c", "codecs.c", "vectors.c", "memory.c")
 
 Floats = NDArray[np.float32]
 
