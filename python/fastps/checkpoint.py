@@ -18,6 +18,7 @@ import numpy as np
 
 from fastps import optim
 from fastps._shared import tensor_file
+from fastps._shared.checks import as_path, flag, several
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
 from fastps.errors import ConfigError, DTypeError, NonFiniteError
@@ -58,7 +59,8 @@ def save(ps: ParameterServer, path: File, names: Iterable[str] | None = None) ->
     """
     check_ps(ps)
     tensor_file.library()  # before anything is pulled
-    chosen = ps.names() if names is None else [names] if isinstance(names, str) else list(names)
+    path = as_path("path", path)
+    chosen = ps.names() if names is None else several("names", names)
     arrays = ps.pull(chosen)
     tensors: dict[str, Any] = {}
     for name in chosen:
@@ -122,6 +124,7 @@ def load(
         ImportError: The package ``safetensors`` is not installed.
     """
     check_ps(ps)
+    path, verify = as_path("path", path), flag("verify", verify)
     about, arrays, halves = _read(path, verify)
     tensors: dict[str, dict[str, Any]] = {}
     if about is None:
@@ -138,7 +141,7 @@ def load(
             got = f"{type(error).__name__} {error}"
             raise tensor_file.damaged(path, "metadata of fastps.checkpoint", got) from error
     if names is not None:
-        chosen = [names] if isinstance(names, str) else list(names)
+        chosen = several("names", names)
         for name in set(chosen) - specs.keys():
             expected = quoted(specs)
             raise ConfigError(f"{os.fspath(path)} has no such tensor", expected=expected, got=f'"{name}"')

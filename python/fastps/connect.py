@@ -9,7 +9,15 @@ from typing import Any, Literal, SupportsIndex
 
 from fastps import _fastps
 from fastps._shared.addresses import default_addresses
-from fastps._shared.checks import integer, invalid, number
+from fastps._shared.checks import (
+    flag,
+    integer,
+    invalid,
+    number,
+    path_or_none,
+    words,
+    words_or_none,
+)
 from fastps._shared.files import warn_if_shared
 from fastps._shared.types import File
 from fastps.errors import ConfigError, ConnectionLostError, FastpsError
@@ -30,7 +38,7 @@ def _addresses(given: Any) -> str:
     if isinstance(given, Server):
         return given.addresses
     if isinstance(given, str):
-        listed = given.split(",")
+        listed = words("addresses", given).split(",")
     elif isinstance(given, Iterable) and not isinstance(given, bytes):
         listed = [_address(one) for one in given]
     else:
@@ -49,7 +57,7 @@ def _addresses(given: Any) -> str:
 
 def _address(one: Any) -> str:
     if isinstance(one, str):
-        return one
+        return words("addresses", one)
     if isinstance(one, SupportsIndex) and not isinstance(one, bool):
         return f"127.0.0.1:{integer('port', one, 1, 65535)}"
     raise invalid("addresses", "a Server, a port, 'host:port' or a list of these", one)
@@ -186,21 +194,22 @@ def connect(
         text, source = default_addresses()
     else:
         text = _addresses(addresses)
+    tls_key = path_or_none("tls_key", tls_key)
     warn_if_shared(tls_key, stacklevel=2)
     options: dict[str, Any] = {
         "timeout": number("timeout", timeout),
-        "check_finite": check_finite,
-        "transport": transport,
-        "spin_us": spin_us,
-        "ack": ack,
-        "tls_ca": tls_ca,
-        "tls_cert": tls_cert,
+        "check_finite": flag("check_finite", check_finite),
+        "transport": words_or_none("transport", transport),
+        "spin_us": integer("spin_us", spin_us, 0, 1_000_000),
+        "ack": words("ack", ack),
+        "tls_ca": path_or_none("tls_ca", tls_ca),
+        "tls_cert": path_or_none("tls_cert", tls_cert),
         "tls_key": tls_key,
-        "tls_server_name": tls_server_name,
-        "token_file": token_file or os.environ.get(_TOKEN_FILE) or None,
+        "tls_server_name": words_or_none("tls_server_name", tls_server_name),
+        "token_file": path_or_none("token_file", token_file) or os.environ.get(_TOKEN_FILE) or None,
     }
     if namespace is not None:
-        options["namespace"] = namespace
+        options["namespace"] = words("namespace", namespace)
     if resolver is not None:
         options["resolver"] = resolver
     if wait is not None:
@@ -208,7 +217,7 @@ def connect(
         if not 0 <= options["wait"] < math.inf:
             raise invalid("wait", "a finite number of seconds >= 0", wait)
     if name is not None:
-        options["name"] = name
+        options["name"] = words("name", name)
     try:
         native = _fastps.connect(text, **options)
     except FastpsError as error:

@@ -80,11 +80,11 @@ class FastpsError(Exception):
         retry_after: float | None = None,
     ) -> None:
         # A token or key stands in the place of a file or an address where a user mistakes one for the other.
-        self.message = without_secrets(message)
+        self.message = _shown(message)
         self.tensor = tensor
         self.shard = shard
-        self.expected = expected if expected is None else without_secrets(expected)
-        self.got = got if got is None else without_secrets(got)
+        self.expected = expected if expected is None else _shown(expected)
+        self.got = got if got is None else _shown(got)
         self.advice = advice
         self.retry_after = retry_after
         super().__init__(self._text())
@@ -108,6 +108,11 @@ class FastpsError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:  # a copy is not composed again
         return _copied, (type(self), self.args), self.__dict__
+
+
+def _shown(text: object) -> str:
+    """A text without secrets; what UTF-8 cannot express, as in some file names, is escaped."""
+    return without_secrets(str(text).encode(errors="backslashreplace").decode())
 
 
 def _copied(kind: type[FastpsError], args: tuple[object, ...]) -> FastpsError:
@@ -232,8 +237,12 @@ class InDoubts(tuple["InDoubt", ...]):
         Raises:
             DeadlineError: A server has not answered yet; call again.
         """
-        end = time.monotonic() + timeout
-        return [doubt.result(max(0.0, end - time.monotonic())) for doubt in self]
+        outcomes: list[Literal["applied", "fenced", "unknown"]] = []
+        for doubt in self:
+            begun = time.monotonic()
+            outcomes.append(doubt.result(timeout))  # refuses anything but seconds
+            timeout = max(0.0, timeout - (time.monotonic() - begun))
+        return outcomes
 
 
 class PartialPush(FastpsError):  # noqa: N818

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastps import _fastps
-from fastps._shared.checks import integer, integer_or_none
+from fastps._shared.checks import as_path, flag, integer, integer_or_none, words_or_none
 from fastps._shared.types import File
 from fastps.errors import ConfigError
 from fastps.store import Store, read_only
@@ -136,7 +136,8 @@ def history(folder: File, *, norms: bool = False) -> History:
     >>> {past.name(client) for client in past.changes["client"]}
     {'gpu-7'}
     """
-    shards, tensors, clients, marked, notes, rows = _fastps.recorded(folder, norms)
+    found = _fastps.recorded(as_path("folder", folder), flag("norms", norms))
+    shards, tensors, clients, marked, notes, rows = found
     spans = tuple(
         Span(shard, first, last, begin / 1000 or None, end / 1000 or None)
         for shard, first, last, begin, end in shards
@@ -212,9 +213,10 @@ def rewind(
             got="neither" if to is None else "both",
         )
     version = 0 if to is None else integer("to", to)
-    shards = integer_or_none("shards", shards)
+    shards, folder = integer_or_none("shards", shards), as_path("folder", folder)
+    to_mark = words_or_none("to_mark", to_mark)
     if out is not None:
-        return _fastps.rewind_to(folder, out, version, to_mark, shards)
+        return _fastps.rewind_to(folder, as_path("out", out), version, to_mark, shards)
     if shards is not None:
         raise ConfigError("shards are of a new directory", expected="out=DIRECTORY", got="shards without out")
     native, notes = _fastps.moment_of(folder, version, to_mark)

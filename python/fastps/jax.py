@@ -25,6 +25,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from fastps import optim
+from fastps._shared.checks import number, words
 from fastps._shared.handles import Receipts
 from fastps._shared.idioms.missing import missing
 from fastps._shared.types import Array
@@ -191,7 +192,7 @@ class Worker:
         Raises:
             ConfigError: A list or tuple has another length than that of `params`; nothing was changed.
         """
-        loss = None if loss is None else float(loss)
+        loss = None if loss is None else number("loss", loss)
         if values is not None:
             try:
                 flat = flatten(values, self._prefix)
@@ -278,6 +279,7 @@ def _array(values: Array, leaf: Any) -> jax.Array:
 def _named(tree: Any, prefix: str) -> dict[str, Any]:
     """A pytree's leaves by name, checked and where they lie."""
     leaves: dict[str, Any] = {}
+    words("prefix", prefix)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = prefix + "/".join(_key(entry) for entry in path)
         if name in leaves:

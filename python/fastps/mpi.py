@@ -19,7 +19,7 @@ from fastps.errors import ConfigError, DTypeError, FastpsError, NonFiniteError, 
 from fastps.modes import Async, Mode
 from fastps.parameter_server import ParameterServer, check_ps
 from fastps.worker import Step, Worker
-from fastps.worker.arguments import check_mapping, check_mode
+from fastps.worker.arguments import check_mapping, check_mode, check_params
 from fastps.worker.gradients import finite
 from fastps.worker.run.parts import (
     divide,
@@ -104,7 +104,7 @@ class Hierarchical:
         check_ps(ps)
         if not isinstance(comm, MPI.Comm):
             raise invalid("comm", "a communicator of mpi4py, such as MPI.COMM_WORLD", comm)
-        check_mapping("params", "arrays", params)
+        check_params(params)
         self.params = {name: _copied(name, array) for name, array in params.items()}
         self._node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank()) if node is None else node
         self._owners = dict(

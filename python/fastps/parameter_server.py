@@ -16,7 +16,7 @@ import numpy as np
 
 from fastps import _fastps
 from fastps._fastps import ErrorFeedback, Receipt, Versions
-from fastps._shared.checks import invalid, number, words
+from fastps._shared.checks import flag, invalid, listed, several, timeout_or_none, words
 from fastps._shared.countdown import Countdown
 from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
 from fastps._shared.lost import warn_of
@@ -235,8 +235,8 @@ class ParameterServer:
         >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
         >>> store.wait_for(["w"], timeout=5.0)
         """
-        wanted = {names} if isinstance(names, str) else set(names)
-        seconds = self._native.timeout if timeout is None else number("timeout", timeout)
+        wanted, limit = set(several("names", names)), timeout_or_none("timeout", timeout)
+        seconds = self._native.timeout if limit is None else limit
         end, pause = time.monotonic() + seconds, _FIRST_PAUSE
         while missing := sorted(wanted.difference(self._native.names(max(0.0, end - time.monotonic())))):
             if time.monotonic() + 2 * pause > end:
@@ -270,7 +270,8 @@ class ParameterServer:
         countdown = Countdown(timeout)
         if names is None:
             names = self._native.names(countdown.left())
-        return self._native.versions([names] if isinstance(names, str) else list(names), countdown.left())
+        wanted = [names] if isinstance(names, str) else listed("names", names)
+        return self._native.versions(wanted, countdown.left())
 
     # -- push ------------------------------------------------------------------------------------------------
 
@@ -553,7 +554,10 @@ class ParameterServer:
         array([[-2., -2.],
                [ 0.,  0.]], dtype=float32)
         """
+        if type(versions) is not bool:  # of most calls
+            flag("versions", versions)  # type: ignore[unreachable]
         if indices is not None:
+            check_view(view)
             if codec is not None:
                 raise ConfigError("rows have no codec", expected="codec=None", got=repr(codec))
             if view != "values":
@@ -565,7 +569,7 @@ class ParameterServer:
             result: tuple[Any, Versions] = self._native.pull(names, out, view, timeout, codec)
         else:
             into = None if out is None else _dict(out)
-            result = self._native.pull_list(list(names), into, view, timeout, codec)
+            result = self._native.pull_list(listed("names", names), into, view, timeout, codec)
         return result if versions else result[0]
 
     def _pull_rows(
@@ -575,9 +579,10 @@ class ParameterServer:
             into = None if out is None else {names: out}
             values, at = self._native.pull_rows({names: indices}, into, timeout)
             return (values[names], at) if versions else values[names]
-        rows, names = _dict(indices), list(names)
+        rows, names = _dict(indices), several("names", names)
         if set(rows) != set(names):
-            expected, got = f"indices for {quoted(sorted(names))}", f"for {quoted(sorted(rows))}"
+            given = quoted(sorted(map(str, rows)))
+            expected, got = f"indices for {quoted(sorted(names))}", f"for {given}"
             raise ConfigError("wrong indices", expected=expected, got=got)
         into = None if out is None else _dict(out)
         values, at = self._native.pull_rows({name: rows[name] for name in names}, into, timeout)
@@ -613,6 +618,7 @@ class ParameterServer:
         >>> store.pull("w")
         array([1., 5.], dtype=float32)
         """
+        words("name", name)
         try:
             return self._native.assign(name, array, timeout)
         finally:
@@ -654,15 +660,15 @@ class ParameterServer:
             PartialPush: Some slices were, or may have been, replaced; it lists them.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
         """
-        slots, countdown = dict(state), Countdown(timeout)
+        slots, countdown = dict(_dict(state)), Countdown(timeout)
         spec = self.spec(name, timeout=countdown.left())
         if "step" not in slots and isinstance(spec.optimizer, SGD):
             # Only the first step differs: it fills the buffer.
             slots["step"] = int("momentum_buffer" in slots)
         if spec.average is not None and "average" not in slots:
             slots["average"] = self.pull(name, view="average", timeout=countdown.left())
-        steps = np.atleast_1d(np.asarray(slots.pop("step", ())))
-        if steps.ndim != 1 or steps.size == 0 or not _are_steps(steps):
+        steps = _as_steps(slots.pop("step", ()))
+        if steps is None:
             expected, got = "integers from 0 to 2**53", repr(state.get("step"))
             raise ConfigError('invalid "step" in the state', tensor=name, expected=expected, got=got)
         try:
@@ -891,11 +897,16 @@ def _dict(values: Any) -> dict[str, Any]:
     raise ConfigError("wrong argument", expected=expected, got=got)
 
 
-def _are_steps(steps: np.ndarray[Any, Any]) -> bool:
-    """Returns whether they are integers from 0 to 2**53, of any type."""
-    if steps.dtype.kind not in "biuf":
-        return False
-    return bool(np.all((steps >= 0) & (steps <= 2**53) & (steps == np.floor(steps))))
+def _as_steps(given: Any) -> np.ndarray[Any, Any] | None:
+    """One or more integers from 0 to 2**53, of any type; None if it is anything else."""
+    try:
+        steps = np.atleast_1d(np.asarray(given))
+    except (TypeError, ValueError):  # lists of different lengths
+        return None
+    if steps.ndim != 1 or steps.size == 0 or steps.dtype.kind not in "iuf":
+        return None
+    are = np.all((steps >= 0) & (steps <= 2**53) & (steps == np.floor(steps)))
+    return steps if are else None
 
 
 def _check_gradient(name: Any, grad: Any) -> None:
@@ -957,7 +968,7 @@ def _seed(name: str, seed: object) -> int:
 
 def check_view(view: object) -> None:
     """Internal: raises `ConfigError` unless it is a view."""
-    if view not in ("values", "average"):
+    if not isinstance(view, str) or view not in ("values", "average"):
         raise invalid("view", "'values' or 'average'", view)
 
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 import os
 import re
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from fastps import _fastps
-from fastps._shared.checks import integer, integer_or_none, invalid, number, words
+from fastps._shared.checks import (
+    as_path,
+    flag,
+    integer,
+    integer_or_none,
+    listed,
+    number,
+    path_or_none,
+    several,
+    words,
+    words_or_none,
+)
 from fastps._shared.files import warn_if_shared
 from fastps._shared.text import counted, table
 from fastps._shared.types import File
@@ -164,35 +175,36 @@ def serve(
     ...     ps.pull("w")
     array([-0.5, -0.5, -0.5], dtype=float32)
     """
+    tls_key = path_or_none("tls_key", tls_key)
     warn_if_shared(tls_key, stacklevel=2)
     arguments = (
         integer("shards", shards, 0, 2**32 - 1),
-        _addresses(listen),
+        _addresses("listen", listen),
         _paths(listen_unix),
-        _addresses(cluster),
-        advertise,
+        _addresses("cluster", cluster),
+        words_or_none("advertise", advertise),
         integer_or_none("memory_limit", memory_limit),
         number("lease", lease),
-        _names("refuse_worker", refuse_worker),
-        local,
-        insecure,
-        tls_cert,
+        several("refuse_worker", refuse_worker),
+        flag("local", local),
+        flag("insecure", insecure),
+        path_or_none("tls_cert", tls_cert),
         tls_key,
-        tls_ca,
-        spin_us,
-        data_dir,
+        path_or_none("tls_ca", tls_ca),
+        integer("spin_us", spin_us, 0, 1_000_000),
+        path_or_none("data_dir", data_dir),
         number("snapshot_every", snapshot_every),
         integer("snapshot_after", snapshot_after, 0, 2**64 - 1),
         integer("keep", keep),
         number("keep_for", keep_for),
         integer("keep_history", keep_history, 0, 2**64 - 1),
-        copy_to,
-        accept_loss,
-        tokens,
-        server_token_file,
-        tls_crl,
-        audit,
-        certificate_role,
+        words_or_none("copy_to", copy_to),
+        flag("accept_loss", accept_loss),
+        path_or_none("tokens", tokens),
+        path_or_none("server_token_file", server_token_file),
+        path_or_none("tls_crl", tls_crl),
+        path_or_none("audit", audit),
+        words("certificate_role", certificate_role),
     )
     try:
         return Server(_fastps.Server(*arguments))
@@ -206,14 +218,6 @@ def serve(
             got=error.got,
             advice=f"{own!r} of this process uses it: stop() that, or use fastps.connect({error.got})",
         ) from None
-
-
-def _names(argument: str, names: object) -> list[str]:
-    """Names, one or several; raises `ConfigError` if one is no str."""
-    several = [names] if isinstance(names, str) else names
-    if not isinstance(several, Iterable):
-        raise invalid(argument, "a str, or several", names)
-    return [words(argument, name) for name in several]
 
 
 def _in_python(error: ConfigError) -> ConfigError:
@@ -245,10 +249,14 @@ def _on_port(port: str | None) -> Server | None:
 
 
 def _paths(paths: File | Sequence[File]) -> list[File]:
+    given: list[Any]
     if isinstance(paths, str):
-        return [path.strip() for path in paths.split(",") if path.strip()]
-    return [paths] if isinstance(paths, os.PathLike) else list(paths)
+        given = [one.strip() for one in paths.split(",") if one.strip()]
+    else:
+        given = [paths] if isinstance(paths, os.PathLike) else listed("listen_unix", paths)
+    return [as_path("listen_unix", one) for one in given]
 
 
-def _addresses(text: str | Sequence[str]) -> list[str]:
-    return [a.strip() for a in text.split(",") if a.strip()] if isinstance(text, str) else list(text)
+def _addresses(argument: str, given: str | Sequence[str]) -> list[str]:
+    addresses = given.split(",") if isinstance(given, str) else listed(argument, given)
+    return [one for address in addresses if (one := words(argument, address).strip())]

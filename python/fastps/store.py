@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from fastps import _fastps
-from fastps._shared.checks import integer_or_none
+from fastps._shared.checks import flag, integer_or_none, words
 from fastps._shared.types import Array
 from fastps.parameter_server import ParameterServer, attach, forked
 
@@ -49,6 +49,7 @@ class Store(ParameterServer):
         shared: bool = False,
     ) -> None:
         options = _options(threads, check_finite, memory_limit)
+        shared = flag("shared", shared)
         native = _fastps.Client.store(**options, shared=shared)
         super().__init__(native, (native.address, options) if native.address else None)
         if shared:
@@ -84,7 +85,7 @@ class Store(ParameterServer):
         array([-1., -1.], dtype=float32)
         """
         options = _options(threads, check_finite, memory_limit)
-        store = attach(cls, (address, options))
+        store = attach(cls, (words("address", address), options))
         _ = store.native  # opens it now
         return store
 
@@ -154,7 +155,7 @@ def _options(threads: int | None, check_finite: bool, memory_limit: int | None) 
     return {
         "threads": integer_or_none("threads", threads),
         "memory_limit": integer_or_none("memory_limit", memory_limit),
-        "check_finite": check_finite,
+        "check_finite": flag("check_finite", check_finite),
     }
 
 

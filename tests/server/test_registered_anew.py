@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
@@ -65,3 +66,44 @@ def test_a_call_for_values_is_right_after_one_refusal() -> None:
                 assert other.versions(w)[w] == 1
                 call(other, w)
                 one.unregister(w)
+
+
+def test_arrays_and_views_fit_the_new_tensor() -> None:
+    """What a call gives for values, and what it reads of them, is compared with the tensor that there is."""
+    old, new = np.zeros(7, np.float32), np.ones(5, np.float32)
+    average = fastps.EMA(0.5)
+
+    def out() -> np.ndarray:
+        return np.zeros(5, np.float32)
+
+    calls: dict[str, Callable[[fastps.ParameterServer, str], object]] = {
+        "average": lambda ps, w: ps.pull(w, view="average"),
+        "averages": lambda ps, w: ps.pull([w], view="average"),
+        "average into": lambda ps, w: ps.pull(w, view="average", out=out()),
+        "into": lambda ps, w: ps.pull(w, out=out()),
+        "list into": lambda ps, w: ps.pull([w], out={w: out()}),
+        "push and pull": lambda ps, w: ps.push_pull(w, new, out=out()),
+        "state": lambda ps, w: ps.load_state(w, {"step": 1, "average": new}),
+        "bound": lambda ps, w: ps.bind({w: new}),
+    }
+    with fastps.serve(shards=2) as server, fastps.connect(server) as one, fastps.connect(server) as other:
+        for before in (None, average):
+            for name, call in calls.items():
+                with case(name, before):
+                    w = f"w {name} {before}"
+                    one.register(w, old, SGD, average=before)
+                    other.pull(w)
+                    one.unregister(w)
+                    one.register(w, new, SGD, average=average)
+                    # A slice that is gone is noticed by its server.
+                    with contextlib.suppress(fastps.UnknownTensorError):
+                        call(other, w)
+                    call(other, w)
+        wrong = np.zeros(6, np.float32)
+        for call in (
+            lambda: other.pull(w, out=wrong),
+            lambda: other.bind({w: wrong}),
+            lambda: other.load_state(w, {"step": 1, "average": wrong}),
+        ):
+            with pytest.raises(fastps.ShapeError, match=r"\(5,\), got \(6,\)"):
+                call()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from fastps._shared.text import hint
 from fastps.errors import ConfigError
 
 __all__ = [
+    "as_path",
     "as_rate",
     "as_seconds",
     "at_least",
@@ -23,9 +25,14 @@ __all__ = [
     "integer",
     "integer_or_none",
     "invalid",
+    "listed",
     "number",
+    "path_or_none",
     "plain",
+    "several",
+    "timeout_or_none",
     "words",
+    "words_or_none",
 ]
 
 _T = TypeVar("_T")
@@ -74,6 +81,16 @@ def as_seconds(name: str, value: Any) -> float:
     return seconds
 
 
+def timeout_or_none(name: str, value: Any) -> float | None:
+    """Seconds >= 0, also infinity; None is no limit."""
+    if value is None:
+        return None
+    seconds = _float(value)
+    if not seconds >= 0:
+        raise invalid(name, "seconds >= 0, or None", value)
+    return seconds
+
+
 def number(name: str, value: Any) -> float:
     """A float, also NaN or infinity."""
     given = _float(value)
@@ -89,10 +106,11 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
 
 
-def flag(name: str, value: object) -> None:
-    """Raises unless the value is a bool."""
-    if not isinstance(value, bool):
+def flag(name: str, value: object) -> bool:
+    """A bool, of Python or NumPy."""
+    if not isinstance(value, (bool, np.bool_)):
         raise invalid(name, "True or False", value)
+    return bool(value)
 
 
 def given(mode: object, name: str, value: object) -> None:
@@ -102,7 +120,7 @@ def given(mode: object, name: str, value: object) -> None:
 
 def choice(name: str, value: str, known: Mapping[str, _T]) -> _T:
     """The entry of a table that a word names; fails with the nearest word if there is none."""
-    if value in known:
+    if isinstance(value, str) and value in known:
         return known[value]
     raise invalid(name, f"one of {', '.join(map(repr, known))}", value, hint(str(value), known, "{!r}"))
 
@@ -116,6 +134,43 @@ def words(name: str, value: object) -> str:
             raise invalid(name, "a str without surrogates", value) from None
         return value
     raise invalid(name, "a str", value)
+
+
+def words_or_none(name: str, value: object) -> str | None:
+    return None if value is None else words(name, value)
+
+
+def listed(name: str, values: Any) -> list[Any]:
+    """The items of anything but a text, bytes or what is no iterable."""
+    if type(values) in (list, tuple):  # of most calls
+        return list(values)
+    if isinstance(values, Iterable) and not isinstance(values, (str, bytes, bytearray)):
+        try:
+            return list(values)
+        except TypeError:  # such as an array without dimensions
+            pass
+    raise invalid(name, "a str, or several", values)
+
+
+def several(name: str, values: Any) -> list[str]:
+    """Texts: one, or several."""
+    return [words(name, value) for value in ([values] if isinstance(values, str) else listed(name, values))]
+
+
+def as_path(name: str, value: object) -> str:
+    """The path of a file as the system takes it: not empty, and without zero bytes."""
+    try:
+        text = os.fspath(value)  # type: ignore[call-overload]
+        if isinstance(text, str) and text and "\0" not in text:
+            os.fsencode(text)
+            return text
+    except (TypeError, UnicodeEncodeError):
+        pass
+    raise invalid(name, "the path of a file or folder, a str or os.PathLike", value)
+
+
+def path_or_none(name: str, value: object) -> str | None:
+    return None if value is None else as_path(name, value)
 
 
 def invalid(name: str, expected: str, got: object, advice: str | None = None) -> ConfigError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 __all__ = ["Countdown"]
@@ -22,6 +23,8 @@ class Countdown:
         """Seconds that are left, at least 0."""
         timeout = self._timeout
         # The call that uses it refuses anything but a number of seconds.
-        if not isinstance(timeout, int | float) or not timeout > 0:
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+            return timeout
+        if not 0 < timeout <= sys.float_info.max:
             return timeout
         return max(0.0, timeout - (time.monotonic() - self._begun))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fastps._shared.checks import as_path
 from fastps._shared.files import replaced
 from fastps._shared.idioms.missing import missing
 from fastps._shared.types import Array, File
@@ -61,6 +62,7 @@ def write(
         halves: Names of float32 arrays whose values are bfloat16, and are written so.
     """
     library()  # reads the file
+    path = as_path("path", path)
     tensors = {}
     for name, array in arrays.items():
         contiguous = np.asarray(array, order="C")
@@ -104,7 +106,7 @@ def read_typed(path: File, verify: bool) -> tuple[dict[str, str], dict[str, Arra
         OSError: The file cannot be read.
         ImportError: The package ``safetensors`` is not installed.
     """
-    own = library()
+    own, path = library(), as_path("path", path)
     with open(path, "rb"):  # names the file if it cannot be read
         pass
     try:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastps._shared.checks import as_path
 from fastps.data.images import Dataset, refused
 
 __all__ = ["FILES", "cifar10"]
@@ -41,7 +42,7 @@ def cifar10(folder: str | os.PathLike[str]) -> Dataset:
     ...
     fastps.errors.ConfigError: nowhere is not a folder of CIFAR-10: ...
     """
-    folder = Path(folder)
+    folder = Path(as_path("folder", folder))
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         expected, got = " and ".join(FILES), f"no {' and no '.join(missing)}"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastps._shared.checks import as_path
 from fastps.errors import ConfigError
 
 __all__ = ["MNIST_FILES", "Dataset", "digits", "mnist", "refused"]
@@ -106,7 +107,7 @@ def mnist(folder: str | os.PathLike[str], *, centre: bool = True) -> Dataset:
     ...
     fastps.errors.ConfigError: nowhere is not a folder of MNIST: ...
     """
-    folder = Path(folder)
+    folder = Path(as_path("folder", folder))
     missing = [name for name in MNIST_FILES.values() if not (folder / name).is_file()]
     if missing:
         expected, got = "the four original .gz files", f"none of {', '.join(missing)}"

@@ -16,7 +16,7 @@ from typing import Literal, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fastps._shared.checks import integer, invalid
+from fastps._shared.checks import integer, invalid, timeout_or_none, words
 from fastps.errors import DeadlineError, FastpsError
 from fastps.parameter_server import ParameterServer, check_ps
 from fastps.worker.run.own import Own
@@ -95,17 +95,15 @@ class Portions:
         timeout: float | None = None,
     ) -> None:
         check_ps(ps)
-        if not isinstance(name, str) or not 1 <= len(name.encode()) <= 256:
+        if not 1 <= len(words("name", name).encode()) <= 256:
             raise invalid("name", "1 to 256 bytes of UTF-8", name)
-        if timeout is not None and not timeout >= 0:
-            raise invalid("timeout", "seconds >= 0, or None", timeout)
         self._ps = ps
         ps.portioned = True
         self.n = integer("n", n, 1, 2**62)
         self._size = integer("size", size, 1, 2**62)
         self._seed = integer("seed", seed, 0, 2**64 - 1)
         self._name = name
-        self._timeout = timeout
+        self._timeout = timeout_or_none("timeout", timeout)
         self._worker = secrets.randbits(63) + 1
         self._run = 0  # the server's run of this name; 0: not known yet
         self._epoch = integer("epoch", epoch, 0, 2**62)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fastps._fastps import Versions
 from fastps._shared import tensor_file
-from fastps._shared.checks import as_seconds, at_least, flag, invalid
+from fastps._shared.checks import as_seconds, at_least, flag, invalid, path_or_none, several
 from fastps._shared.kept import NOTES, is_kept
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
@@ -262,9 +262,9 @@ def evaluator(
     check_ps(ps)
     if not callable(fn):
         raise invalid("fn", "a function of the parameters", fn)
-    flag("consistent", consistent)
+    consistent = flag("consistent", consistent)
     check_view(view)
-    if goal not in ("max", "min"):
+    if not isinstance(goal, str) or goal not in ("max", "min"):
         raise invalid("goal", "'max' or 'min'", goal)
     if by is not None and not isinstance(by, str):
         raise invalid("by", "the name of a metric", by)
@@ -274,8 +274,8 @@ def evaluator(
             raise ConfigError("patience needs by=, the metric to compare by", expected="a name", got="None")
     if isinstance(names, str):
         raise invalid("names", "a list of names, or None", names)
-    rule = _Rule(by, goal, patience)
-    chosen = None if names is None else list(names)
+    rule, keep = _Rule(by, goal, patience), path_or_none("keep", keep)
+    chosen = None if names is None else several("names", names)
     return Evaluator(
         ps, fn, at_least(1, "every", every), chosen, consistent, view, keep, rule, as_seconds("idle", idle)
     )

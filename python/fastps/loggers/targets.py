@@ -8,6 +8,7 @@ import os
 import time
 from typing import Any
 
+from fastps._shared.checks import as_path, words
 from fastps._shared.idioms.missing import missing
 from fastps._shared.types import File
 from fastps.loggers.logger import Logger
@@ -28,7 +29,7 @@ class JSONL(Logger):
 
     def __init__(self, path: File, *, every: int = 1) -> None:
         super().__init__(every)
-        file = os.path.expanduser(path)
+        file = os.path.expanduser(as_path("path", path))
         self._file = open(file, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 closed by `close`
 
     def write(self, step: int, values: dict[str, float]) -> None:
@@ -59,7 +60,7 @@ class TensorBoard(Logger):
         except ImportError as error:
             raise missing("fastps.loggers.TensorBoard", error, "tensorboard", "tensorboard") from error
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._writer: Any = EventFileWriter(os.path.expanduser(folder))
+        self._writer: Any = EventFileWriter(os.path.expanduser(as_path("folder", folder)))
 
     def write(self, step: int, values: dict[str, float]) -> None:
         each = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
@@ -84,6 +85,7 @@ class WandB(Logger):
 
     def __init__(self, project: str, *, every: int = 1) -> None:
         super().__init__(every)
+        words("project", project)
         try:
             import wandb
         except ImportError as error:

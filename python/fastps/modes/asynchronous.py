@@ -77,7 +77,7 @@ class Async(Mode):
             every = at_least(0, "join_every", self.join_every, also=", or None")
             given(self, "join_every", every or None)
         for name in ("delay_adaptive", "momentum_matching", "overlap"):
-            flag(name, getattr(self, name))
+            given(self, name, flag(name, getattr(self, name)))
 
     @property
     def correction(self) -> Correction | None:

@@ -98,8 +98,8 @@ class DiLoCo(Mode):
         if self.workers is not None:
             given(self, "workers", at_least(1, "workers", self.workers, 65_536))
         as_quorum(self, self.workers or 65_536)
-        flag("deterministic", self.deterministic)
-        flag("partial", self.partial)
+        for name in ("deterministic", "partial"):
+            given(self, name, flag(name, getattr(self, name)))
         as_reduce(self, ("weighted", "mean", "median", "trimmed_mean"), self.workers)
         given(self, "fragments", at_least(1, "fragments", self.fragments, min(self.every, 2**32 - 1)))
         given(self, "overlap", at_least(0, "overlap", self.overlap))

@@ -72,7 +72,7 @@ class Sync(Mode):
     def __post_init__(self) -> None:
         given(self, "workers", at_least(1, "workers", self.workers, 65_536))
         given(self, "backup", at_least(0, "backup", self.backup, 65_536))
-        flag("deterministic", self.deterministic)
+        given(self, "deterministic", flag("deterministic", self.deterministic))
         as_quorum(self, self.workers)
         as_reduce(self, ("mean", "sum", "weighted", "median", "trimmed_mean"), self.workers + self.backup)
         if self.quorum is not None and self.backup:

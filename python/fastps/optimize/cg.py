@@ -54,7 +54,7 @@ class CG(Method):
     c2: ClassVar[float] = 0.1
 
     def __post_init__(self) -> None:
-        if self.beta not in ("PR+", "HS", "FR"):
+        if not isinstance(self.beta, str) or self.beta not in ("PR+", "HS", "FR"):
             raise invalid("beta", "'PR+', 'HS' or 'FR'", self.beta)
         if not is_number(self.powell) or not self.powell > 0:
             raise invalid("powell", "a number > 0", self.powell)

@@ -261,4 +261,4 @@ def _secant(a: Trial, b: Trial) -> float:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, float) or (type(value) is int and abs(value) < 2**1023)

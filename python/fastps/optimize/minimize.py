@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fastps._shared.checks import as_seconds, flag, integer, invalid
+from fastps._shared.checks import as_seconds, flag, integer, invalid, several, words
 from fastps.errors import ConfigError, FastpsError, FencedError
 from fastps.optimize.batches import Batches, LocalReplica
 from fastps.optimize.coordinator import Coordinator
@@ -119,14 +119,13 @@ def minimize(
     (True, 2.0, array([2., 3.]))
     """
     check_ps(ps)
-    if isinstance(names, str) or not isinstance(names, Iterable):
+    if isinstance(names, str):
         raise invalid("names", "a list of names", names)
-    names = list(names)
+    names = several("names", names)
     for name, function in (("objective", objective), ("callback", callback)):
         if function is not None and not callable(function):
             raise invalid(name, "a function, or None", function)
-    if not isinstance(space, str):
-        raise invalid("space", "the name of a space", space)
+    words("space", space)
     samples = integer("samples", samples, 1, 2**62)
     most = min(_MOST_PORTIONS, samples)
     portions = min(_PORTIONS, most) if portions is None else integer("portions", portions, 1, most)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from numpy.typing import NDArray
 
 from fastps import _fastps
-from fastps._shared.checks import invalid
+from fastps._shared.checks import invalid, words
 from fastps.errors import ConfigError, FastpsError, StalePush, UnavailableError, UnknownTensorError
 from fastps.optimize.objective import Objective, Task, samples_of, shapes_of
 from fastps.parameter_server import ParameterServer, check_ps
@@ -87,11 +87,10 @@ class Replica:
         check_ps(ps)
         if not callable(objective):
             raise invalid("objective", "a function of parameters and indices", objective)
-        if not isinstance(space, str):
-            raise invalid("space", "the name of a space", space)
+        words("space", space)
         if name is None:
             name = f"{socket.gethostname()}:{os.getpid()}"
-        if not isinstance(name, str) or not 1 <= len(name.encode()) <= 256:
+        if not 1 <= len(words("name", name).encode()) <= 256:
             raise invalid("name", "1 to 256 bytes of UTF-8, or None", name)
         self._ps, self._objective, self._space, self._name = ps, objective, space, name
         self.wait = _WAIT

@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, Self
 from numpy.typing import NDArray
 
 from fastps import _fastps
-from fastps._shared.checks import invalid
+from fastps._shared.checks import integer, integer_or_none, invalid, listed, several, words
+from fastps._shared.checks import number as as_number
 from fastps._shared.countdown import Countdown
 from fastps._shared.text import quoted
 from fastps.errors import ConfigError, FastpsError, FencedError, StalePush, UnavailableError
@@ -158,13 +159,16 @@ class Vectors:
     ) -> None:
         check_ps(ps)
         for what, value in (("names", names), ("vectors", vectors)):
-            if isinstance(value, str) or not isinstance(value, Iterable):
+            if isinstance(value, str):
                 raise invalid(what, "a list of names", value)
+        names, vectors = several("names", names), several("vectors", vectors)
+        words("space", space)
+        keep_for = as_number("keep_for", keep_for)
         countdown = Countdown(timeout)
         self._ps = ps.another(timeout=timeout)
         self._timeout = timeout
         self._closed = False
-        self.space, self.names, self.vectors = space, list(names), list(vectors)
+        self.space, self.names, self.vectors = space, names, vectors
         try:
             self._native = _fastps.VectorSpaces(self._ps.native)
             opened = self._native.open(space, self.names, self.vectors, keep_for, countdown.left())
@@ -198,11 +202,11 @@ class Vectors:
 
     def scale(self, to: str, by: float) -> Operation:
         """``to <- by * to``"""
-        return Operation(_SCALE, self._index(to), (), (float(by),))
+        return Operation(_SCALE, self._index(to), (), (as_number("by", by),))
 
     def axpy(self, to: str, by: float, x: str) -> Operation:
         """``to <- to + by * x``; computed in float64 with one fused multiply-add and rounded once."""
-        return Operation(_AXPY, self._index(to), (self._index(x),), (float(by),))
+        return Operation(_AXPY, self._index(to), (self._index(x),), (as_number("by", by),))
 
     def combine(self, to: str, terms: Mapping[str, float]) -> Operation:
         """``to <- sum of by * x`` in one pass.
@@ -212,8 +216,11 @@ class Vectors:
             terms: Factors by vector, at most 65. Each element is computed in float64 in this order, with
                 fused multiply-adds, and rounded once.
         """
+        if not isinstance(terms, Mapping):
+            raise invalid("terms", "a mapping of vectors to factors", terms)
         sources = tuple(map(self._index, terms))
-        return Operation(_COMBINE, self._index(to), sources, tuple(map(float, terms.values())))
+        factors = tuple(as_number("factor", by) for by in terms.values())
+        return Operation(_COMBINE, self._index(to), sources, factors)
 
     def multiply(self, to: str, x: str, y: str) -> Operation:
         """``to <- x * y``, by element."""
@@ -237,6 +244,7 @@ class Vectors:
             rows: At most 65 vectors.
             columns: At most 65 vectors. A program has at most 4,096 results.
         """
+        rows, columns = listed("rows", rows), listed("columns", columns)
         return Operation(_BLOCK, len(rows), tuple(map(self._index, [*rows, *columns])))
 
     def begin_sum(self, batch: int, portions: int, *, largest: float = 0.0, coarser: int = 0) -> Operation:
@@ -256,7 +264,11 @@ class Vectors:
                 first sum; 0: such slices take portion 0 only.
             coarser: By how many steps of 2^20 larger values fit; the quantum grows as much.
         """
-        return Operation(_BEGIN_SUM, 0, (portions, coarser), (float(largest),), batch)
+        counts = (
+            integer("portions", portions, 0, 2**32 - 1),
+            integer("coarser", coarser, 0, 2**32 - 1),
+        )
+        return Operation(_BEGIN_SUM, 0, counts, (as_number("largest", largest),), integer("batch", batch))
 
     def end_sum(self, to: str) -> Operation:
         """``to <-`` the sum of the open batch, rounded once to float64 and then to the dtype; ends the sum. A
@@ -265,13 +277,10 @@ class Vectors:
         return Operation(_END_SUM, self._index(to))
 
     def _index(self, name: str) -> int:
-        try:
+        if isinstance(name, str) and name in self._indices:
             return self._indices[name]
-        except KeyError:
-            expected = f"one of {quoted(sorted(self._indices))}"
-            raise ConfigError(
-                f'space "{self.space}" has no such vector', expected=expected, got=repr(name)
-            ) from None
+        expected = f"one of {quoted(sorted(self._indices))}"
+        raise ConfigError(f'space "{self.space}" has no such vector', expected=expected, got=repr(name))
 
     # -- calls -----------------------------------------------------------------------------------------------
 
@@ -293,7 +302,10 @@ class Vectors:
             UnknownOutcomeError: The sum that the program ends was lost in a restart; begin the batch again.
             CapacityError: There is no memory for the sum or for copies; nothing has changed.
         """
-        own = self.next_number if number is None else number
+        for operation in operations:
+            if not isinstance(operation, Operation):
+                raise invalid("operation", "one of this object's, such as copy(to, source)", operation)
+        own = self.next_number if number is None else integer("number", number)
         self.next_number = max(self.next_number, own + 1)
         program = [tuple(map(_plain, operation)) for operation in operations]
         try:
@@ -326,6 +338,9 @@ class Vectors:
             out: Arrays to fill, by the tensors' names; None: new ones.
             batch: If given, raises `StalePush` unless the sum of this batch is open.
         """
+        if not isinstance(out, dict | None):
+            raise invalid("out", "a dict of arrays, or None", out)
+        batch = integer_or_none("batch", batch)
         return self._native.pull(self._id, self.names, self._index(vector), batch, out, self._timeout)
 
     def save(self, state: str) -> None:
@@ -336,7 +351,7 @@ class Vectors:
             ConfigError: The state is too long.
             FencedError: Another coordinator has taken over the space.
         """
-        self._native.store(self._id, self.term, state.encode(), self._timeout)
+        self._native.store(self._id, self.term, words("state", state).encode(), self._timeout)
         self.stored = state or None
 
     def batch(
@@ -453,6 +468,7 @@ def drop(ps: ParameterServer, space: str, *, timeout: float | None = None) -> bo
     (True, False)
     """
     check_ps(ps)
+    words("space", space)
     native, countdown = _fastps.VectorSpaces(ps.native), Countdown(timeout)
     found = [number for name, number, *_ in native.list(countdown.left()) if name == space]
     for number in found:

@@ -6,18 +6,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fastps._shared.checks import as_seconds, at_least, given, invalid
+from fastps._shared.checks import as_seconds, at_least, given, invalid, timeout_or_none
 
 __all__ = ["Event", "Join", "Kill", "Pause", "as_moment", "check_events"]
 
 
 def as_moment(name: str, value: object) -> float:
     """A finite float >= 0."""
-    try:
-        moment = float(value) if not isinstance(value, bool) else math.nan  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        moment = math.nan
-    if not 0 <= moment < math.inf:
+    moment = timeout_or_none(name, value)
+    if moment is None or moment == math.inf:
         raise invalid(name, "virtual seconds >= 0", value)
     return moment
 

@@ -20,7 +20,7 @@ from fastps.simulate.plan import Gradient, Plan
 from fastps.simulate.simulation import Simulation
 from fastps.simulate.trace import Trace
 from fastps.store import Store
-from fastps.worker.arguments import check_mode
+from fastps.worker.arguments import check_mode, check_params
 
 __all__ = ["run"]
 
@@ -95,6 +95,7 @@ def run(
         raise invalid("codec", "a codec, such as fastps.Int8()", codec)
     if not callable(gradient):
         raise invalid("gradient", "a function", gradient)
+    check_params(params)
     if not params:
         raise invalid("params", "at least one tensor", dict(params))
     known = check_events(events, workers)
@@ -108,7 +109,7 @@ def run(
         times=times_of(durations, most, seed),
         delay=as_moment("delay", delay),
         events=known,
-        lease=math.inf if lease == math.inf else as_seconds("lease", lease),
+        lease=math.inf if isinstance(lease, float) and lease == math.inf else as_seconds("lease", lease),
         updates=at_least(1, "updates", updates),
         every=_every(every),
         seed=seed,

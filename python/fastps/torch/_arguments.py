@@ -18,7 +18,7 @@ from fastps.modes import Async, Mode
 from fastps.parameter_server import DType, ParameterServer
 from fastps.worker.arguments import check_codec, check_mode, like
 
-__all__ = ["check_buffers", "check_optimizer", "checked", "checked_dtype", "mode_of"]
+__all__ = ["check_buffers", "check_model", "check_optimizer", "checked", "checked_dtype", "mode_of"]
 
 _F = TypeVar("_F", bound=Callable[..., None])
 _EXPECTED = "(params, ps, optimizer)"
@@ -67,6 +67,12 @@ def _wrong(what: str, given: list[Any], cure: str | None = None) -> ConfigError:
     )
 
 
+def check_model(model: object) -> None:
+    """Raises `ConfigError` unless it is a module."""
+    if not isinstance(model, torch.nn.Module):
+        raise invalid("model", "a torch.nn.Module", model)
+
+
 def check_optimizer(optimizer: object) -> None:
     """Raises unless it is an optimizer of fastps."""
     if not isinstance(optimizer, optim.Optimizer):
@@ -89,7 +95,7 @@ def mode_of(mode: Mode | None, codec: Codec | None, push_in_backward: bool) -> M
 
 def checked_dtype(dtype: DType | None) -> DType | None:
     """The dtype of new tensors; raises `DTypeError` unless parameters can have it there."""
-    if dtype in (None, "float32", "bfloat16"):
+    if isinstance(dtype, str | None) and dtype in (None, "float32", "bfloat16"):
         return dtype
     why, expected = "the servers keep no parameters of this dtype", "dtype='float32' or dtype='bfloat16'"
     raise DTypeError(why, expected=expected, got=f"dtype={dtype!r}")
@@ -97,7 +103,7 @@ def checked_dtype(dtype: DType | None) -> DType | None:
 
 def check_buffers(buffers: object, model: torch.nn.Module | None) -> None:
     """Raises unless it is a way to keep buffers, and there is a model if they are pushed."""
-    if buffers not in (None, "average", "latest", "local"):
+    if not isinstance(buffers, str | None) or buffers not in (None, "average", "latest", "local"):
         raise invalid("buffers", "'average', 'latest', 'local' or None", buffers)
     if model is None and buffers in ("average", "latest"):
         raise invalid("model", f"the model whose buffers are pushed (buffers={buffers!r})", model)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastps._shared.checks import as_path
 from fastps._shared.tensor_file import NOT_VERIFIED, compare, damaged, digest
 from fastps._shared.text import quoted
 from fastps._shared.types import File
@@ -132,6 +133,7 @@ def read(path: File, verify: bool) -> Any:
         ConfigError: The file has other objects.
         OSError: The file cannot be read.
     """
+    path = as_path("path", path)
     with open(path, "rb") as file, torch.serialization.safe_globals(_NUMBERS):
         try:
             saved = torch.load(file, map_location="cpu", weights_only=True)

@@ -12,7 +12,7 @@ from torch.autograd.graph import increment_version
 
 from fastps import optim
 from fastps._fastps import Sparse
-from fastps._shared.checks import invalid, number
+from fastps._shared.checks import invalid, number, words
 from fastps._shared.text import quoted
 from fastps._shared.types import Array
 from fastps.codecs import Codec
@@ -302,7 +302,11 @@ def by_name(
     params: Any, names: list[str] | None, prefix: str, *, sharded: bool = False
 ) -> dict[str, torch.Tensor]:
     """Parameters by name; of those that a model has twice the first name. `sharded`: take DTensors, too."""
-    listed = list(params)
+    words("prefix", prefix)
+    try:
+        listed = list(params)
+    except TypeError:
+        raise invalid("params", "model.named_parameters()", params) from None
     if names is not None:
         listed = list(zip(names, listed, strict=True))
     found: dict[str, torch.Tensor] = {}
@@ -313,7 +317,12 @@ def by_name(
             raise invalid("params", expected, item, _NAMED)
         name, param = prefix + item[0].replace("_orig_mod.", ""), item[1]
         if not isinstance(param, torch.Tensor):
-            raise TypeError(f"optimizer can only optimize Tensors, but {name!r} is {type(param).__name__}")
+            raise DTypeError(
+                "an optimizer can only optimize tensors",
+                tensor=name,
+                expected="a torch.Tensor",
+                got=type(param).__name__,
+            )
         if not sharded and hasattr(param, "device_mesh"):
             raise ConfigError(
                 "a parameter is sharded",

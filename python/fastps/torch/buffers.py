@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fastps import checkpoint
+from fastps._shared.checks import as_path, words
 from fastps._shared.handles import PushHandle
 from fastps._shared.kept import BUFFERS
 from fastps._shared.tensor_file import damaged
@@ -22,6 +23,7 @@ from fastps.optim import Average
 from fastps.parameter_server import ParameterServer, View, averages, check_view
 from fastps.store import Store
 from fastps.torch import _file
+from fastps.torch._arguments import check_model
 from fastps.torch._params import float32
 from fastps.worker.gradients import finite
 from fastps.worker.run.parts import shards_of
@@ -307,6 +309,8 @@ def load(
     >>> torch.equal(other[1].running_mean, model[1].running_mean)
     True
     """
+    check_model(model)
+    words("prefix", prefix)
     named = model.named_parameters(remove_duplicate=False)
     wanted = {prefix + name.replace("_orig_mod.", ""): param for name, param in named}
     buffers = floating(model, prefix)
@@ -319,7 +323,7 @@ def load(
         )
     values: Mapping[str, Any] = {}
     if not isinstance(source, ParameterServer):
-        values = source if isinstance(source, Mapping) else _from_file(source, verify)
+        values = source if isinstance(source, Mapping) else _from_file(as_path("source", source), verify)
     there = set(source.names()) if isinstance(source, ParameterServer) else set(values)
     shards = {name: parts for name, parts in shards_of(there).items() if name not in there}
     there |= shards.keys()

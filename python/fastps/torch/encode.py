@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fastps import _fastps
-from fastps._shared.checks import invalid
+from fastps._shared.checks import integer, invalid, listed
 from fastps._shared.types import Array
 from fastps.codecs import BFloat16, Codec, FourBit, Int8, OneBit
 from fastps.errors import ConfigError, DTypeError
@@ -79,7 +79,8 @@ class Encoded(_fastps.Encoded):
                 got = f"one of {body.dtype} and {body.ndim} dimensions"
             raise DTypeError("the body of an encoded gradient", expected=expected, got=got)
         body = body.detach().cpu()
-        self = super().__new__(cls, codec, body.numpy(), tuple(shape))
+        sizes = tuple(integer("shape", size) for size in listed("shape", shape))
+        self = super().__new__(cls, codec, body.numpy(), sizes)
         self.body = body
         return self
 

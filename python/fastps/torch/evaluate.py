@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from fastps._shared.checks import invalid
 from fastps._shared.types import Array
 from fastps.evaluation import Evaluator
 from fastps.evaluation import evaluator as of_arrays
 from fastps.parameter_server import ParameterServer
+from fastps.torch._arguments import check_model
 from fastps.torch._params import by_name
 from fastps.torch.buffers import common, floating, load
 
@@ -54,5 +56,8 @@ def evaluator(
         model.eval()
         return fn(model)
 
+    check_model(model)
+    if not callable(fn):
+        raise invalid("fn", "a function of the model", fn)
     names = [*by_name(model.named_parameters(), None, prefix), *common(floating(model, prefix))]
     return of_arrays(ps, judge, names=names, **options)

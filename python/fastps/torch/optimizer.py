@@ -15,7 +15,7 @@ import torch
 from torch.optim import optimizer as base
 
 from fastps import optim
-from fastps._shared.checks import at_least, invalid
+from fastps._shared.checks import at_least, invalid, number
 from fastps._shared.types import Array
 from fastps.codecs import Codec, Float32
 from fastps.engines import own_rank
@@ -326,7 +326,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             if not self._reports or loss is None:
                 value = None
             else:
-                value = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+                value = number("loss", loss.detach() if isinstance(loss, torch.Tensor) else loss)
             raw = self._raw()
             plain = not self._ahead and self._filled.on_cpu
             if not (plain and worker.step_at_once(raw, rates, value, torch.get_num_threads(), note)):

@@ -13,6 +13,7 @@ from fastps import optim
 from fastps._shared.checks import invalid
 from fastps.checkpoint import new_state
 from fastps.parameter_server import ParameterServer, check_ps
+from fastps.torch._arguments import check_model
 from fastps.torch._duplicates import warn_of_other_names
 from fastps.torch._params import Entry, Gpus, absent, by_name, float32, rule_of_group
 
@@ -86,6 +87,9 @@ def from_store(
 
 def theirs(model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefix: str) -> list[Theirs]:
     """The optimizer's parameters."""
+    check_model(model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise invalid("optimizer", "an optimizer of torch.optim", optimizer)
     names = {id(param): name for name, param in by_name(model.named_parameters(), None, prefix).items()}
     listed = [(param, group) for group in optimizer.param_groups for param in group["params"]]
     for param, _ in listed:

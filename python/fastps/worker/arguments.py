@@ -30,6 +30,7 @@ __all__ = [
     "check_memory",
     "check_mode",
     "check_note",
+    "check_params",
     "check_shapes",
     "like",
     "must_be",
@@ -72,6 +73,14 @@ def check_mapping(what: str, of: str, value: object) -> None:
     if not isinstance(value, Mapping):
         expected, got = f"a mapping of names to {of}", type(value).__name__
         raise ConfigError(f"invalid {what}", expected=expected, got=got)
+
+
+def check_params(value: object) -> None:
+    """Raises `ConfigError` unless an argument maps names, as texts, to arrays."""
+    check_mapping("params", "arrays", value)
+    assert isinstance(value, Mapping)
+    for name in value:
+        words("name", name)
 
 
 def check_given(grads: Mapping[str, Any]) -> None:
@@ -167,7 +176,7 @@ def as_rates(lr: Rates, names: Mapping[str, Any], only: Mapping[str, float]) -> 
         _check_only(dict.fromkeys(only, rate), only)
         return rate
     if not lr.keys() <= names.keys():
-        name = min(lr.keys() - names.keys())
+        name = words("name", next(iter(lr.keys() - names.keys())))
         raise ConfigError(
             "the worker has no such tensor, but lr names it",
             tensor=name,

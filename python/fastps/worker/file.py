@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fastps._shared.checks import as_path
 from fastps._shared.files import replaced
 from fastps._shared.tensor_file import damaged
 from fastps._shared.types import File
@@ -24,6 +25,7 @@ _FRAGMENTS = "fragments", "mixing"
 
 def write(path: File, state: Mapping[str, Any]) -> None:
     """Writes a state from `Worker.state_dict`."""
+    path = as_path("path", path)
     arrays: dict[str, Any] = {}
 
     def kept(array: Any) -> str:
@@ -43,6 +45,7 @@ def write(path: File, state: Mapping[str, Any]) -> None:
 
 def read(path: File) -> dict[str, Any]:
     """Reads a file of `write`; raises `DamagedFileError` if it is another file or damaged."""
+    path = as_path("path", path)
     try:
         with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fastps import _fastps
 from fastps._fastps import Encoded, ErrorFeedback, Sparse, Versions
+from fastps._shared.checks import words
 from fastps._shared.handles import Receipts
 from fastps._shared.text import hint, quoted
 from fastps._shared.types import Array, Rates
@@ -243,7 +244,7 @@ class Pushes:
         """Raises if there is a gradient of an unknown tensor."""
         unknown = grads.keys() - self._params.keys()
         if unknown:
-            name = min(unknown)
+            name = words("name", min(unknown, key=str))
             raise ConfigError(
                 "the worker has no such tensor",
                 tensor=name,

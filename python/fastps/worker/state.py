@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 
 from fastps._fastps import Sparse
+from fastps._shared.checks import integer
 from fastps._shared.text import quoted
 from fastps._shared.types import Array
 from fastps.errors import ConfigError, ShapeError
 from fastps.worker.gradients import check
 
 __all__ = ["check_state"]
+
+_NUMBERS = {"step", "summed"}
+_PARTS, _OPTIONAL = _NUMBERS | {"sum", "params", "residuals"}, {"rows", "begun"}
 
 
 def check_state(
@@ -33,6 +37,7 @@ def check_state(
         rounds: It also saves the values that its round began from.
         residuals: Its codec keeps residuals.
     """
+    _check_parts(state)
     rows = state.get("rows", {})
     _check_names("params", state["params"], params if local else (), complete=True)
     _check_names("begun", state.get("begun", {}), params if rounds else (), complete=True)
@@ -45,6 +50,19 @@ def check_state(
         _check_shape(name, (params[name].size,), np.shape(array))
     for name, (indices, values) in rows.items():
         check(name, Sparse(indices, values), params[name], True)
+
+
+def _check_parts(state: object) -> None:
+    """Raises unless it has the parts of a worker's state, each of its kind."""
+    if not isinstance(state, Mapping) or not state.keys() >= _PARTS:
+        got = quoted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        expected = f"a mapping with {quoted(sorted(_PARTS))}"
+        raise ConfigError("the state is not of Worker.state_dict", expected=expected, got=got)
+    for name in _NUMBERS:
+        integer(name, state[name])
+    for name in (_PARTS | _OPTIONAL) - _NUMBERS:
+        if not isinstance(part := state.get(name, {}), Mapping):
+            raise ConfigError(f'invalid "{name}" of the state', expected="a mapping", got=type(part).__name__)
 
 
 def _check_names(what: str, arrays: Iterable[str], names: Iterable[str], complete: bool = False) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from fastps._fastps import Versions
-from fastps._shared.checks import at_least, flag
+from fastps._shared.checks import at_least, flag, number, words_or_none
 from fastps._shared.lost import warn_of
 from fastps._shared.text import counted, quoted, some, table
 from fastps._shared.types import Array, File, Rates
@@ -30,6 +30,7 @@ from fastps.worker.arguments import (
     check_memory,
     check_mode,
     check_note,
+    check_params,
     check_shapes,
     only_rates,
 )
@@ -136,7 +137,8 @@ class Worker:
         if codec is not None:
             check_codec(codec)
         accumulate = at_least(1, "accumulate", accumulate)
-        flag("wait", wait)
+        copy, wait = flag("copy", copy), flag("wait", wait)
+        name = words_or_none("name", name)
         if (rank := own_rank(rank)) is not None:
             rank = at_least(0, "rank", rank, 2**32 - 1)
         then = mode.after_warm_up
@@ -152,7 +154,7 @@ class Worker:
                 expected="accumulate=1 and mode=fastps.DiLoCo(...)",
                 got=f"accumulate={accumulate} and mode={mode!r}",
             )
-        check_mapping("params", "arrays", params)
+        check_params(params)
         check_float32(ps, params)
         if then.lock_free:
             check_hogwild(ps, params)
@@ -249,7 +251,7 @@ class Worker:
                 float32.
         """
         self._check_open()
-        check_mapping("params", "arrays", params)
+        check_params(params)
         twice = sorted(params.keys() & self.params.keys())
         if twice:
             raise ConfigError("the worker already has this tensor", tensor=twice[0], got="a second one")
@@ -376,6 +378,8 @@ class Worker:
         lr = as_rates(lr, self.params, self._only_rates)
         if note is not None:
             check_note(note)
+        if loss is not None and type(loss) is not float:
+            loss = number("loss", loss)
         self._check_kind(grads, values, samples)
         if self._exchanges is not None:
             self._step_to(self._exchanges, values, samples, lr, loss)

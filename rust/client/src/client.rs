@@ -138,12 +138,18 @@ impl Client {
 
     /// Has the map asked for again by the next call if something does not fit the entries of this one.
     pub(crate) fn doubted<T>(&self, checked: Result<T>) -> Result<T> {
-        let is_of_the_entries =
-            |error: &Error| matches!(error.kind, Kind::Shape | Kind::DType | Kind::Config);
+        let is_of_the_entries = |error: &Error| {
+            matches!(error.kind, Kind::Shape | Kind::DType | Kind::Config | Kind::Precondition)
+        };
         if checked.as_ref().is_err_and(is_of_the_entries) {
-            self.shared.map_is_stale.store(true, Ordering::Release);
+            self.doubt();
         }
         checked
+    }
+
+    /// Has the map asked for again by the next call.
+    pub(crate) fn doubt(&self) {
+        self.shared.map_is_stale.store(true, Ordering::Release);
     }
 
     /// Error for a name that shard 0 does not list.

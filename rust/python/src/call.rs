@@ -82,6 +82,12 @@ impl End {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seconds(f64);
 
+impl Seconds {
+    pub(crate) const fn of(seconds: f64) -> Self {
+        Self(seconds)
+    }
+}
+
 impl<'a, 'py> FromPyObject<'a, 'py> for Seconds {
     type Error = PyErr;
 

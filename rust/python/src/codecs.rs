@@ -1,8 +1,10 @@
 //! Encoding and decoding of slices, and the residuals of error feedback.
 
+use crate::arguments::text;
 use crate::arrays::buffer::{Access, Borrowed, array, borrow_float32, empty, sweep};
-use crate::errors::{OrRaise, config};
+use crate::errors::{self, OrRaise, config};
 use crate::settings::codec::read_codec;
+use crate::settings::invalid;
 use fastps_core::codec::{self, Position};
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::{Error, Kind};
@@ -71,7 +73,10 @@ pub(crate) fn decode<'py>(
     let isa = Isa::get().or_raise(py)?;
     let body = match body.cast::<PyBytes>() {
         Ok(bytes) => bytes.clone(),
-        Err(_) => PyBytes::new(py, &PyBuffer::<u8>::get(body)?.to_vec(py)?),
+        Err(_) => match PyBuffer::<u8>::get(body) {
+            Ok(buffer) => PyBytes::new(py, &buffer.to_vec(py)?),
+            Err(_) => return Err(not_bytes(py, body)),
+        },
     };
     let bytes = body.as_bytes();
     let valid = py.detach(|| {
@@ -86,6 +91,12 @@ pub(crate) fn decode<'py>(
     let (array, mut values) = empty(py, DType::Float32, &[n as u64])?;
     py.detach(|| id.decode(isa, bytes, values.f32s_mut()));
     Ok(array)
+}
+
+fn not_bytes(py: Python<'_>, body: &Bound<'_, PyAny>) -> PyErr {
+    let got = body.get_type().fully_qualified_name().map_or_else(|_| String::new(), |name| name.to_string());
+    let error = Error::new(Kind::DType, "the body is not bytes");
+    errors::raise(py, &error.expected("bytes, or a contiguous buffer of bytes", got))
 }
 
 /// What earlier encodings lost, per tensor: a `fastps.Worker` or a bound list adds it to the next gradient
@@ -128,12 +139,15 @@ impl ErrorFeedback {
     ///
     /// Raises:
     ///     NonFiniteError: A value is NaN or infinite; nothing is changed.
-    fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
+    fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyAny>) -> PyResult<()> {
+        let Ok(state) = state.cast::<PyDict>() else {
+            return Err(invalid(state, "state", "a dict, as state_dict() gives it", ""));
+        };
         let mut loaded = codec::ErrorFeedback::new();
         for (name, residual) in state {
-            let name: String = name.extract()?;
-            let values = borrow_float32(&residual, &name, Access::Read)?.f32s().to_vec();
-            loaded.load(&name, values).or_raise(py)?;
+            let name = text(&name, "name")?;
+            let values = borrow_float32(&residual, name, Access::Read)?.f32s().to_vec();
+            loaded.load(name, values).or_raise(py)?;
         }
         sweep(py);
         py.detach(|| *self.lock() = loaded);

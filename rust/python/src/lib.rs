@@ -4,6 +4,7 @@
 // Docstrings here are read by Python users.
 #![allow(clippy::doc_markdown)]
 
+mod arguments;
 mod arrays;
 mod call;
 mod client;

@@ -15,13 +15,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fastps._shared.checks import invalid
+from fastps._shared.checks import as_path, invalid
 from fastps._shared.files import replaced
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
 from fastps.errors import ConfigError, DeadlineError, FastpsError, ShapeError, UnknownTensorError
 from fastps.parameter_server import ParameterServer
 from fastps.torch import _file
+from fastps.torch._arguments import check_model
 from fastps.torch._notes import note, written
 from fastps.torch._params import float32, rounds_to
 from fastps.torch.local import LocalOptimizer
@@ -77,6 +78,8 @@ def save(model: torch.nn.Module, optimizer: Ours, path: File, **more: Any) -> No
     >>> new.state("weight")["step"]
     array([1])
     """
+    check_model(model)
+    path = as_path("path", path)
     taken = more.keys() & _file.OWN
     if taken:
         raise invalid("name of a value", f"another name than {quoted(sorted(_file.OWN))}", min(taken))
@@ -143,7 +146,9 @@ def resume(
         DeadlineError: Another worker began to put the checkpoint on the servers and has not finished.
         OSError: The file cannot be read.
     """
-    if keep not in (None, "checkpoint", "servers"):
+    check_model(model)
+    path = as_path("path", path)
+    if not isinstance(keep, str | None) or keep not in (None, "checkpoint", "servers"):
         raise invalid("keep", "'checkpoint', 'servers' or None", keep)
     saved = _read(path, model, _ours(optimizer), verify)
     held = optimizer._held

@@ -84,6 +84,10 @@ impl TensorRegistry for Client {
         Ok(entry.spec.clone())
     }
 
+    fn doubt_specs(&self) {
+        self.doubt();
+    }
+
     fn names(&self, timeout: Duration) -> Result<Vec<Arc<str>>> {
         self.alive()?;
         self.shared.lost.raise()?;

@@ -29,6 +29,8 @@ pub trait TensorRegistry: Send + Sync {
     fn unregister(&self, name: &str, timeout: Duration) -> Result<()>;
     /// The spec of a tensor.
     fn spec(&self, name: &str, timeout: Duration) -> Result<Arc<TensorSpec>>;
+    /// Has the specs looked up anew by the next call, because something does not fit what is known of them.
+    fn doubt_specs(&self) {}
     /// The names of all tensors, sorted.
     fn names(&self, timeout: Duration) -> Result<Vec<Arc<str>>>;
     /// How long ago each of these tensors last changed, to about a second; `None` if it has not changed since

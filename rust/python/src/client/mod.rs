@@ -9,6 +9,7 @@ mod pull_flight;
 mod push;
 mod report;
 mod settings;
+mod state;
 mod vectors;
 mod waiting;
 
@@ -19,7 +20,8 @@ pub(crate) use push::BoundList;
 pub(crate) use settings::PushSettings;
 pub(crate) use vectors::PyVectorSpaces;
 
-use crate::arrays::buffer::{Access, Borrowed, array, borrow, borrow_as_is, empty, sweep, try_borrow};
+use crate::arguments::{Name, Names, instance, text as read_text};
+use crate::arrays::buffer::{Access, array, borrow, borrow_as_is, empty, sweep};
 use crate::arrays::gradient::gradient;
 use crate::arrays::shared_view::SharedView;
 use crate::arrays::sparse;
@@ -45,12 +47,13 @@ use fastps_core::store::{Store, StoreMemory, StoreOptions};
 use fastps_core::tensor::TensorSpec;
 use fastps_core::text;
 use fastps_core::verbs::prelude::*;
-use fastps_core::verbs::{NewTensor, OptimizerState, PullOptions, PushOptions, Rows, Values};
+use fastps_core::verbs::{NewTensor, PullOptions, PushOptions, Rows, Values};
 use flight::Unread;
 use pull::{pull_into, pull_rows_into};
 use push::{Gradients, List, PushPulled};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
+use state::read_state;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -209,18 +212,18 @@ impl Client {
     }
 
     /// A view of the values of a tensor in a shared store.
-    fn view(&self, py: Python<'_>, name: &str) -> PyResult<SharedView> {
+    fn view(&self, py: Python<'_>, name: Name) -> PyResult<SharedView> {
         self.enter(py)?;
         let Some(store) = &self.local else {
             let whose = if self.server.what() == "store" { "past" } else { "a server's" };
             let why = format!("{whose} values cannot be viewed in place; use pull()");
             let error = Error::new(Kind::Config, why);
-            return Err(errors::raise(py, &error.tensor(name)));
+            return Err(errors::raise(py, &error.tensor(&*name)));
         };
-        Ok(SharedView::new(store.live(name).or_raise(py)?))
+        Ok(SharedView::new(store.live(&name).or_raise(py)?))
     }
 
-    fn another(&self, py: Python<'_>, name: Option<String>, timeout: Option<Seconds>) -> PyResult<Self> {
+    fn another(&self, py: Python<'_>, name: Option<Name>, timeout: Option<Seconds>) -> PyResult<Self> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         if let Some(store) = &self.local {
             return Ok(Self::local(store.sibling(), self.check_finite, timeout));
@@ -253,7 +256,7 @@ impl Client {
         let one = if by_name.is_none() { Some(read_optimizer(rules)?) } else { None };
         let mut tensors = Vec::with_capacity(values.len());
         for (name, array) in values {
-            let name = name.cast::<PyString>()?.to_str()?;
+            let name = read_text(&name, "name")?;
             let initial = borrow_as_is(&array, name)?;
             let dtype = read_dtype(py, name, dtype.as_deref(), initial.dtype())?;
             // Values of bfloat16 become those of a float32 tensor.
@@ -290,7 +293,7 @@ impl Client {
         done.or_raise(py)
     }
 
-    fn unregister(&self, py: Python<'_>, name: String, timeout: Option<Seconds>) -> PyResult<()> {
+    fn unregister(&self, py: Python<'_>, name: Name, timeout: Option<Seconds>) -> PyResult<()> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         self.call(py, server, move |server| server.unregister(&name, timeout))?.or_raise(py)
     }
@@ -306,7 +309,7 @@ impl Client {
     ) -> PyResult<Bound<'py, PyAny>> {
         let server = self.enter(py)?;
         if let (Ok(name), Some(grad)) = (what.cast::<PyString>(), grad) {
-            let receipt = self.push_one(py, server, name.to_str()?, grad, settings)?;
+            let receipt = self.push_one(py, server, read_text(name, "name")?, grad, settings)?;
             return Ok(Bound::new(py, receipt)?.into_any());
         }
         let receipts = match Gradients::of(what)? {
@@ -422,25 +425,28 @@ impl Client {
     fn pull<'py>(
         &self,
         py: Python<'py>,
-        name: &str,
+        name: Name,
         out: Option<&Bound<'py, PyAny>>,
-        view: &str,
+        view: &Bound<'py, PyAny>,
         timeout: Option<Seconds>,
         codec: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<(Bound<'py, PyAny>, Versions)> {
-        let reading = Reading::read(py, view, codec)?;
+        let reading = Reading::read(view, codec)?;
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
-        let names = vec![Arc::<str>::from(name)];
-        let specs = self.specs(py, server, &names, end)?;
-        let spec = &specs[0];
-        let (value, into) = match out {
-            Some(out) => {
-                let arriving = |array| reading.arriving(spec, Some(array));
-                (out.clone(), target(py, spec, arriving, out)?)
-            }
-            None => empty(py, reading.arriving(spec, None), &spec.shape)?,
+        let names = vec![Arc::<str>::from(&*name)];
+        let into = |specs: &[Arc<TensorSpec>]| {
+            let spec = &specs[0];
+            let (value, into) = match out {
+                Some(out) => {
+                    let arriving = |array| reading.arriving(spec, Some(array));
+                    (out.clone(), target(py, spec, arriving, out)?)
+                }
+                None => empty(py, reading.arriving(spec, None), &spec.shape)?,
+            };
+            let options = reading.options(py, specs, std::iter::once(into.arriving()))?;
+            Ok((value, into, options))
         };
-        let options = reading.options(&specs, std::iter::once(into.arriving()));
+        let (_, (value, into, options)) = self.specs_for(py, server, &names, end, into)?;
         let versions = pull_into(py, server, (&names[..], &options), vec![into], end.left())?;
         Ok((value, versions))
     }
@@ -449,19 +455,17 @@ impl Client {
     fn pull_list<'py>(
         &self,
         py: Python<'py>,
-        names: Vec<String>,
+        names: Names,
         out: Option<&Bound<'py, PyDict>>,
-        view: &str,
+        view: &Bound<'py, PyAny>,
         timeout: Option<Seconds>,
         codec: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<(Bound<'py, PyDict>, Versions)> {
-        let reading = Reading::read(py, view, codec)?;
+        let reading = Reading::read(view, codec)?;
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
-        let names = shared(names);
-        let specs = self.specs(py, server, &names, end)?;
-        let arriving = |_, spec: &TensorSpec, array| reading.arriving(spec, array);
-        let (values, targets) = targets(py, &specs, arriving, out)?;
-        let options = reading.options(&specs, targets.iter().map(Borrowed::arriving));
+        let names = names.0;
+        let into = |specs: &[Arc<TensorSpec>]| reading.targets(py, specs, out);
+        let (_, (values, targets, options)) = self.specs_for(py, server, &names, end, into)?;
         let versions = pull_into(py, server, (&names[..], &options), targets, end.left())?;
         Ok((values, versions))
     }
@@ -477,20 +481,22 @@ impl Client {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let mut wanted = Vec::with_capacity(rows.len());
         for (name, indices) in rows {
-            let name = name.extract::<String>()?;
-            let indices = sparse::indices(&indices, &name)?;
+            let name = read_text(&name, "name")?;
+            let indices = sparse::indices(&indices, name)?;
             wanted.push(Rows { name: name.into(), indices });
         }
         let names: Vec<_> = wanted.iter().map(|rows| rows.name.clone()).collect();
-        let specs = self.specs(py, server, &names, end)?;
         // The rows pulled from a tensor form a tensor with as many rows.
-        let shaped = specs.iter().zip(&wanted).map(|(spec, rows)| {
+        let shaped = |(spec, rows): (&Arc<TensorSpec>, &Rows)| {
             let mut spec = TensorSpec::clone(spec);
             spec.shape.first_mut().into_iter().for_each(|first| *first = rows.indices.len() as u64);
             Arc::new(spec)
-        });
-        let shaped = shaped.collect::<Vec<_>>();
-        let (values, targets) = targets(py, &shaped, |_, spec, _| spec.dtype, out)?;
+        };
+        let into = |specs: &[Arc<TensorSpec>]| {
+            let shaped: Vec<_> = specs.iter().zip(&wanted).map(shaped).collect();
+            targets(py, &shaped, |_, spec, _| spec.dtype, out)
+        };
+        let (_, (values, targets)) = self.specs_for(py, server, &names, end, into)?;
         let versions = pull_rows_into(py, server, &wanted, targets, end.left())?;
         Ok((values, versions))
     }
@@ -499,22 +505,23 @@ impl Client {
     fn pull_async(
         &self,
         py: Python<'_>,
-        names: Vec<String>,
+        names: Names,
         into: Option<&Bound<'_, PyDict>>,
         timeout: Option<Seconds>,
     ) -> PyResult<PullFlight> {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
-        let names = shared(names);
-        let specs = self.specs(py, server, &names, end)?;
-        let mut options = PullOptions::default();
-        if into.is_some() {
-            let reading = Reading::default();
-            let (_, targets) = targets(py, &specs, |_, spec, array| reading.arriving(spec, array), into)?;
-            options = reading.options(&specs, targets.iter().map(Borrowed::arriving));
+        let names = names.0;
+        let options = |specs: &[Arc<TensorSpec>]| {
+            if into.is_none() {
+                return Ok(PullOptions::default());
+            }
+            let (_, targets, options) = Reading::default().targets(py, specs, into)?;
             for target in targets {
                 target.release(py);
             }
-        }
+            Ok(options)
+        };
+        let (specs, options) = self.specs_for(py, server, &names, end, options)?;
         let ticket = py.detach(|| server.pull_async_as(names, options.clone(), end.left())).or_raise(py)?;
         Ok(PullFlight::start(ticket, specs, options))
     }
@@ -524,21 +531,26 @@ impl Client {
         py: Python<'_>,
         list: &Bound<'_, PyDict>,
         codec: Option<&Bound<'_, PyAny>>,
-        feedback: Option<Py<ErrorFeedback>>,
+        feedback: Option<&Bound<'_, PyAny>>,
         timeout: Option<Seconds>,
     ) -> PyResult<BoundList> {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let codec = codec.map(|codec| read_codec(Some(codec))).transpose()?;
+        let feedback = feedback
+            .map(|given| instance::<ErrorFeedback>(given, "feedback", "a fastps.ErrorFeedback or None"))
+            .transpose()?;
         let list = List::borrow_whole(list)?;
         let gradients = &list.gradients;
         let tensors: Vec<_> = gradients.iter().map(|g| g.name.clone()).collect();
-        let specs = self.specs(py, server, &tensors, end)?;
-        for (gradient, spec) in gradients.iter().zip(&specs) {
-            check_codec(spec, codec, feedback.is_some()).or_raise(py)?;
-            check_shape(gradient.borrow(), spec).or_raise(py)?;
-        }
+        let check = |specs: &[Arc<TensorSpec>]| {
+            gradients.iter().zip(specs).try_for_each(|(gradient, spec)| {
+                check_codec(spec, codec, feedback.is_some()).or_raise(py)?;
+                check_shape(gradient.borrow(), spec).or_raise(py)
+            })
+        };
+        let (specs, ()) = self.specs_for(py, server, &tensors, end, check)?;
         // Float32 loses nothing; the other codecs need a residual.
-        let feedback = match feedback {
+        let feedback = match feedback.map(|given| given.clone().unbind()) {
             None if !matches!(codec, None | Some(Codec::Float32)) => {
                 Some(Py::new(py, ErrorFeedback::default())?)
             }
@@ -554,12 +566,12 @@ impl Client {
     fn assign(
         &self,
         py: Python<'_>,
-        name: &str,
+        name: Name,
         values: &Bound<'_, PyAny>,
         timeout: Option<Seconds>,
     ) -> PyResult<Receipt> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
-        let values = gradient(name, values)?;
+        let values = gradient(&name, values)?;
         let receipt = self.call(py, server, move |server| server.assign(&values, timeout))?;
         sweep(py);
         receipt.or_raise(py).map(|r| Receipt::from(&r))
@@ -568,7 +580,7 @@ impl Client {
     fn state<'py>(
         &self,
         py: Python<'py>,
-        name: String,
+        name: Name,
         timeout: Option<Seconds>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
@@ -589,52 +601,14 @@ impl Client {
     fn load_state(
         &self,
         py: Python<'_>,
-        name: String,
+        name: Name,
         steps: Vec<u64>,
         slots: &Bound<'_, PyDict>,
         timeout: Option<Seconds>,
     ) -> PyResult<Receipt> {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
-        let spec = self.specs(py, server, &[Arc::from(&*name)], end)?.remove(0);
-        let expected = spec.slots();
-        let invalid = |message: &str, expected: String, got: String| {
-            let error = Error::new(Kind::Config, message).tensor(spec.name.clone()).expected(expected, got);
-            errors::raise(py, &error)
-        };
-        let given: Vec<String> = slots.keys().extract()?;
-        if given.len() != expected.len() || given.iter().any(|slot| !expected.contains(&&**slot)) {
-            return Err(invalid(
-                "wrong state names",
-                format!("step, {}", text::names(expected.iter().copied())),
-                format!("step, {}", text::names(given.iter().map(String::as_str))),
-            ));
-        }
-        let mut state = OptimizerState { steps, slots: Vec::new() };
-        match state.steps.len() {
-            1 => state.steps = vec![state.steps[0]; spec.slice_count()],
-            n if n == spec.slice_count() => {}
-            n => {
-                let expected = match spec.slice_count() {
-                    1 => "one number, as the tensor has one slice".to_owned(),
-                    slices => format!("one number for all slices, or {slices}, one for each"),
-                };
-                return Err(invalid("wrong number of steps in the state", expected, n.to_string()));
-            }
-        }
-        for slot in expected {
-            let Some(values) = slots.get_item(slot)? else { continue };
-            let values = try_borrow(&values, Access::Read)?.map_err(|mut error| {
-                error.message = format!("state {slot}: {}", error.message);
-                errors::raise(py, &error.tensor(&*name))
-            })?;
-            if values.shape() != spec.shape {
-                let (expected, got) = (text::shape(&spec.shape), text::shape(values.shape()));
-                let error = Error::new(Kind::Shape, format!("state {slot} has another shape"))
-                    .expected(expected, got);
-                return Err(errors::raise(py, &error.tensor(&*name)));
-            }
-            state.slots.push((slot, values.view().to_array()));
-        }
+        let state = |specs: &[Arc<TensorSpec>]| read_state(py, &specs[0], &steps, slots);
+        let (_, state) = self.specs_for(py, server, &[Arc::from(&*name)], end, state)?;
         let receipt = self.call(py, server, move |server| server.load_state(&name, &state, end.left()))?;
         sweep(py);
         receipt.or_raise(py).map(|r| Receipt::from(&r))
@@ -648,9 +622,9 @@ impl Client {
 
     /// ``(shape, dtype, apply, group, optimizer, average, rounding, seed)``.
     #[allow(clippy::type_complexity)]
-    fn spec<'py>(&self, py: Python<'py>, name: &str, timeout: Option<Seconds>) -> PyResult<SpecFields<'py>> {
+    fn spec<'py>(&self, py: Python<'py>, name: Name, timeout: Option<Seconds>) -> PyResult<SpecFields<'py>> {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
-        let spec = self.specs(py, server, &[Arc::from(name)], end)?.remove(0);
+        let spec = self.specs(py, server, &[Arc::from(&*name)], end)?.remove(0);
         let optimizer = optimizer_object(py, &spec.optimizer)?;
         let shape = PyTuple::new(py, &spec.shape)?;
         let average = spec.average.map(|average| average_object(py, average)).transpose()?;
@@ -659,9 +633,9 @@ impl Client {
         Ok((shape, dtype, apply, group, optimizer, average, rounding, seed))
     }
 
-    fn versions(&self, py: Python<'_>, names: Vec<String>, timeout: Option<Seconds>) -> PyResult<Versions> {
+    fn versions(&self, py: Python<'_>, names: Names, timeout: Option<Seconds>) -> PyResult<Versions> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
-        let names = shared(names);
+        let names = names.0;
         let versions = self.call(py, server, move |server| server.versions(&names, timeout))?;
         Ok(Versions(Arc::new(versions.or_raise(py)?)))
     }
@@ -670,11 +644,11 @@ impl Client {
     fn last_changes(
         &self,
         py: Python<'_>,
-        names: Vec<String>,
+        names: Names,
         timeout: Option<Seconds>,
     ) -> PyResult<Vec<Option<f64>>> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
-        let names = shared(names);
+        let names = names.0;
         let last = self.call(py, server, move |server| server.last_changes(&names, timeout))?.or_raise(py)?;
         Ok(last.into_iter().map(|ago| ago.map(|ago| ago.as_secs_f64())).collect())
     }

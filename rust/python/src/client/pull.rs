@@ -33,6 +33,31 @@ impl Client {
             found => found.or_raise(py),
         }
     }
+
+    /// The specs of these tensors, and what `check` makes of them. Before it fails, servers are asked again:
+    /// another client may have removed a tensor and registered one of the same name.
+    pub(super) fn specs_for<T>(
+        &self,
+        py: Python<'_>,
+        server: &Shared,
+        names: &[Arc<str>],
+        end: End,
+        mut check: impl FnMut(&[Arc<TensorSpec>]) -> PyResult<T>,
+    ) -> PyResult<(Vec<Arc<TensorSpec>>, T)> {
+        let specs = self.specs(py, server, names, end)?;
+        let error = match check(&specs) {
+            Ok(made) => return Ok((specs, made)),
+            Err(error) => error,
+        };
+        if self.local.is_some() {
+            return Err(error);
+        }
+        server.doubt_specs();
+        match self.specs(py, server, names, end) {
+            Ok(present) if present != specs => check(&present).map(|made| (present, made)),
+            _ => Err(error),
+        }
+    }
 }
 
 /// Returns whether a server must be asked. Every other error goes to the caller: some are reported only once.

@@ -3,6 +3,7 @@
 use super::settings::PushSettings;
 use super::waiting::{Filler, Turn, Waiting, reshaped, targets};
 use super::{Client, Shared};
+use crate::arguments::{instance, text};
 use crate::arrays::buffer::{Access, Borrowed, borrow, glance, is_plain, sweep};
 use crate::arrays::gradient::{gradient, is_array};
 use crate::arrays::sparse::Sparse;
@@ -14,6 +15,7 @@ use crate::results::{Names, Receipts, Versions};
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
 use fastps_core::store::{Bound as Local, Store};
+use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{Gradient, GradientRef, PushOptions, Pushed, Ticket, Values};
 use pyo3::prelude::*;
@@ -146,8 +148,8 @@ impl Client {
         let end = End::after(options.timeout);
         let List { names, gradients } = list;
         let tensors: Vec<Arc<str>> = gradients.iter().map(|g| g.name.clone()).collect();
-        let specs = self.specs(py, server, &tensors, end)?;
-        let (values, targets) = targets(py, &specs, |_, spec, _| spec.dtype, out)?;
+        let into = |specs: &[Arc<TensorSpec>]| targets(py, specs, |_, spec, _| spec.dtype, out);
+        let (_, (values, targets)) = self.specs_for(py, server, &tensors, end, into)?;
         let mut waiting = Waiting::new(py, Filler::new(targets), turn)?;
         options.timeout = end.left();
         let result = py.detach(|| server.push_pull(&gradients, &options, &mut waiting));
@@ -201,7 +203,8 @@ impl<'a, 'py> Gradients<'a, 'py> {
         if let Ok(list) = object.cast::<PyDict>() {
             return Ok(Self::Listed(list));
         }
-        Ok(Self::Bound(object.cast::<BoundList>()?.get()))
+        let expected = "a mapping of names to arrays, or a bound list";
+        Ok(Self::Bound(instance::<BoundList>(object, "name", expected)?.get()))
     }
 }
 
@@ -217,9 +220,8 @@ impl List {
     pub(super) fn borrow(arrays: &Bound<'_, PyDict>) -> PyResult<Self> {
         let (mut names, mut gradients) = (Vec::with_capacity(arrays.len()), Vec::with_capacity(arrays.len()));
         for (name, array) in arrays {
-            let name = name.cast_into::<PyString>()?;
-            gradients.push(gradient(name.to_str()?, &array)?);
-            names.push(name.unbind());
+            gradients.push(gradient(text(&name, "name")?, &array)?);
+            names.push(name.cast_into::<PyString>()?.unbind());
         }
         Ok(Self { names: Arc::new(names), gradients: Arc::new(gradients) })
     }
@@ -282,12 +284,13 @@ pub(super) fn push_lent_list(
 ) -> PyResult<Receipts> {
     let (mut names, mut arrays) = (Vec::with_capacity(list.len()), Vec::with_capacity(list.len()));
     for (name, array) in list {
-        names.push(name.cast_into::<PyString>()?.unbind());
+        names.push(name);
         arrays.push(array);
     }
-    let texts = names.iter().map(|name| name.bind(py).to_str()).collect::<PyResult<Vec<_>>>()?;
+    let texts = names.iter().map(|name| text(name, "name")).collect::<PyResult<Vec<_>>>()?;
     let receipts = push_lent(py, store, &texts, &arrays, options)?.or_raise(py)?;
-    Ok(Receipts { names: Arc::new(names), receipts })
+    let names = names.into_iter().map(|name| Ok(name.cast_into::<PyString>()?.unbind()));
+    Ok(Receipts { names: Arc::new(names.collect::<PyResult<_>>()?), receipts })
 }
 
 /// The gradients of a push that keeps the GIL, because it is brief, if a glance at their arrays is enough.

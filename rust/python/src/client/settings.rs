@@ -1,6 +1,7 @@
 //! Settings of a push: read once from Python's objects, checked by the core with the push.
 
 use super::Client;
+use crate::arguments::instance;
 use crate::call::Seconds;
 use crate::codecs::ErrorFeedback;
 use crate::errors::OrRaise;
@@ -41,7 +42,7 @@ impl PushSettings {
         codec: Option<&Bound<'_, PyAny>>,
         lr: Option<&Bound<'_, PyAny>>,
         scale: Option<&Bound<'_, PyAny>>,
-        based_on: Option<&Bound<'_, Versions>>,
+        based_on: Option<&Bound<'_, PyAny>>,
         timeout: Option<Seconds>,
         correction: Option<Staleness>,
         weight: Option<f32>,
@@ -51,7 +52,10 @@ impl PushSettings {
             Correction { delay_adaptive, max_staleness, reject, momentum_matching }
         });
         let codec = codec.map(|codec| read_codec(Some(codec))).transpose()?;
-        let based_on = based_on.map(|versions| versions.get().0.clone());
+        let based_on = based_on
+            .map(|given| instance::<Versions>(given, "based_on", "the fastps.Versions of a pull, or None"))
+            .transpose()?
+            .map(|versions| versions.get().0.clone());
         let lr = lr.map(|lr| number(lr, "lr")).transpose()?;
         let scale = scale.map(|scale| number(scale, "scale")).transpose()?;
         let note = note.map(|note| check_note(note).map(|()| note.into())).transpose().or_raise(py)?;

@@ -2,7 +2,7 @@
 
 use crate::arrays::buffer::{Access, Borrowed, borrow, empty};
 use crate::call;
-use crate::errors::{self, raise};
+use crate::errors::{self, OrRaise, raise};
 use crate::settings::codec::read_codec;
 use crate::settings::tensor::read_view;
 use fastps_core::codec::Codec;
@@ -115,13 +115,14 @@ pub(crate) struct Reading {
 
 impl Reading {
     /// Reads the arguments of a pull.
-    pub(crate) fn read(py: Python<'_>, view: &str, codec: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+    pub(crate) fn read(view: &Bound<'_, PyAny>, codec: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let codec = codec.map(|codec| read_codec(Some(codec))).transpose()?;
         if let Some(other) = codec.filter(|codec| *codec != Codec::BFloat16) {
             let got = format!("fastps.{}()", other.id().name());
-            return Err(errors::config(py, "a pull has no such codec", "fastps.BFloat16(), or None", got));
+            let expected = "fastps.BFloat16(), or None";
+            return Err(errors::config(view.py(), "a pull has no such codec", expected, got));
         }
-        Ok(Self { view: read_view(py, view)?, bfloat16: codec.is_some() })
+        Ok(Self { view: read_view(view)?, bfloat16: codec.is_some() })
     }
 
     /// The type in which a tensor arrives for an array of this type, or for a new one.
@@ -131,15 +132,30 @@ impl Reading {
         if narrow && own == DType::Float32 { DType::BFloat16 } else { own }
     }
 
-    /// The options of a pull whose tensors arrive in these types.
+    /// The options of a pull whose tensors arrive in these types; fails if a tensor has not what it reads.
     pub(crate) fn options(
         self,
+        py: Python<'_>,
         specs: &[Arc<TensorSpec>],
         arriving: impl Iterator<Item = DType>,
-    ) -> PullOptions {
+    ) -> PyResult<PullOptions> {
         let Self { view, bfloat16 } = self;
         let narrow = |(spec, dtype): (&Arc<TensorSpec>, DType)| bfloat16 || dtype != view.dtype(spec);
-        PullOptions { view, bfloat16: specs.iter().zip(arriving).map(narrow).collect() }
+        let options = PullOptions { view, bfloat16: specs.iter().zip(arriving).map(narrow).collect() };
+        options.check(specs.iter().map(|spec| &**spec)).or_raise(py)?;
+        Ok(options)
+    }
+
+    /// The targets of a pull of a list, and its options.
+    pub(crate) fn targets<'py>(
+        self,
+        py: Python<'py>,
+        specs: &[Arc<TensorSpec>],
+        out: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<(Bound<'py, PyDict>, Vec<Borrowed>, PullOptions)> {
+        let (values, targets) = targets(py, specs, |_, spec, array| self.arriving(spec, array), out)?;
+        let options = self.options(py, specs, targets.iter().map(Borrowed::arriving))?;
+        Ok((values, targets, options))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Slices of a push whose answer is missing.
 
-use crate::call::{self, Here};
+use crate::call::{self, Here, Seconds};
 use crate::errors::OrRaise;
 use fastps_core::verbs::{self, Fate};
 use pyo3::prelude::*;
@@ -51,8 +51,8 @@ impl InDoubt {
     ///
     /// Raises:
     ///     DeadlineError, ConnectionLostError, UnavailableError: The outcome is not known yet; call again.
-    #[pyo3(signature = (timeout=30.0))]
-    fn result(&self, py: Python<'_>, timeout: f64) -> PyResult<&'static str> {
+    #[pyo3(signature = (timeout=Seconds::of(30.0)), text_signature = "($self, timeout=30.0)")]
+    fn result(&self, py: Python<'_>, timeout: Seconds) -> PyResult<&'static str> {
         let doubt = self.doubt.get(py)?.clone();
         let timeout = call::duration(py, timeout)?;
         match call::run(py, true, move || doubt.result(timeout))?.or_raise(py)? {

@@ -105,10 +105,11 @@ impl Receipts {
         PyTuple::new(py, self.names.iter().map(|name| name.bind(py)))
     }
 
-    fn at(&self, py: Python<'_>, name: &str) -> PyResult<Receipt> {
-        let is = |n: &Py<PyString>| n.bind(py).to_str().is_ok_and(|n| n == name);
+    fn at(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<Receipt> {
+        let given = name.cast::<PyString>().ok().and_then(|name| name.to_str().ok());
+        let is = |n: &Py<PyString>| given.is_some_and(|given| n.bind(py).to_str().is_ok_and(|n| n == given));
         let found = self.names.iter().position(is).and_then(|i| self.receipts.get(i));
-        found.map(Receipt::from).ok_or_else(|| PyKeyError::new_err(name.to_owned()))
+        found.map(Receipt::from).ok_or_else(|| PyKeyError::new_err(name.clone().unbind()))
     }
 
     fn __len__(&self) -> usize {

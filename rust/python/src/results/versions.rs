@@ -1,9 +1,10 @@
 //! Versions of tensors.
 
+use crate::arguments::instance;
 use fastps_core::verbs;
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyString, PyTuple};
 use std::sync::Arc;
 
 /// Versions of tensors, from a pull or `versions()`: pass them to later pushes as ``based_on=``. They can be
@@ -13,24 +14,29 @@ use std::sync::Arc;
 pub(crate) struct Versions(pub(crate) Arc<verbs::Versions>);
 
 impl Versions {
-    fn of(&self, name: &str) -> PyResult<&[verbs::SliceVersion]> {
-        self.0.tensor(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))
+    fn of(&self, name: &Bound<'_, PyAny>) -> PyResult<&[verbs::SliceVersion]> {
+        self.find(name).ok_or_else(|| PyKeyError::new_err(name.clone().unbind()))
+    }
+
+    /// As a mapping, which has no entry for what is no name.
+    fn find(&self, name: &Bound<'_, PyAny>) -> Option<&[verbs::SliceVersion]> {
+        self.0.tensor(name.cast::<PyString>().ok()?.to_str().ok()?)
     }
 }
 
 #[pymethods]
 impl Versions {
-    fn __getitem__(&self, name: &str) -> PyResult<u64> {
+    fn __getitem__(&self, name: &Bound<'_, PyAny>) -> PyResult<u64> {
         Ok(self.of(name)?.iter().map(|s| s.version).min().unwrap_or(0))
     }
 
     /// The versions of a tensor's slices, in order.
-    fn slices<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyTuple>> {
+    fn slices<'py>(&self, py: Python<'py>, name: &Bound<'_, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.of(name)?.iter().map(|s| s.version))
     }
 
-    fn __contains__(&self, name: &str) -> bool {
-        self.0.tensor(name).is_some()
+    fn __contains__(&self, name: &Bound<'_, PyAny>) -> bool {
+        self.find(name).is_some()
     }
 
     fn __len__(&self) -> usize {
@@ -47,8 +53,9 @@ impl Versions {
     }
 
     /// These versions with later ones of some tensors.
-    fn updated(&self, later: &Self) -> Self {
-        Self(Arc::new(self.0.updated(&later.0)))
+    fn updated(&self, later: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let later = instance::<Self>(later, "later", "fastps.Versions")?;
+        Ok(Self(Arc::new(self.0.updated(&later.get().0))))
     }
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {

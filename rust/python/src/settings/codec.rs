@@ -1,6 +1,6 @@
 //! Codecs: the frozen dataclasses of `fastps.codecs`.
 
-use super::{field, kind};
+use super::{FLAG, field, kind};
 use crate::errors::config;
 use fastps_core::codec::Codec;
 use pyo3::prelude::*;
@@ -22,7 +22,7 @@ pub(crate) fn read_codec(object: Option<&Bound<'_, PyAny>>) -> PyResult<Codec> {
         "int8" => {
             only(64)?;
             let seed = field::<u64>(object, "seed", "an integer from 0 to 2**64 - 1")?;
-            let stochastic = field::<bool>(object, "stochastic", "True or False")?;
+            let stochastic = field::<bool>(object, "stochastic", FLAG)?;
             Ok(Codec::Int8 { seed: stochastic.then_some(seed) })
         }
         "fourbit" => only(64).map(|()| Codec::FourBit),

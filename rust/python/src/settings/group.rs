@@ -1,6 +1,6 @@
 //! Modes: the frozen dataclasses of `fastps.modes`, to the core, where they bind a group.
 
-use super::{field, kind};
+use super::{FLAG, field, kind};
 use crate::errors::config;
 use fastps_core::mode::{Mode, Quorum, Robust};
 use pyo3::prelude::*;
@@ -51,7 +51,7 @@ fn read_quorum(object: &Bound<'_, PyAny>) -> PyResult<Quorum> {
             return Err(config(object.py(), "invalid reduce", expected, format!("{other:?}")));
         }
     }
-    let deterministic = field::<bool>(object, "deterministic", "True or False")?;
+    let deterministic = field::<bool>(object, "deterministic", FLAG)?;
     let enough =
         field::<Option<u32>>(object, "quorum", "None or an integer from 1 to 2**32 - 1")?.unwrap_or(0);
     let grace = field::<Option<f64>>(object, "grace", "None or a number of seconds")?.unwrap_or(0.0);

@@ -9,10 +9,12 @@ use crate::errors::config;
 use fastps_core::text::nearest;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyString, PyType};
+use pyo3::types::{PyFloat, PyString, PyType};
 
 /// What most settings are.
 const NUMBER: &str = "a number";
+/// What a switch is.
+const FLAG: &str = "True or False";
 
 /// The kind of a settings object; `known` are the names of the classes that `what` may be.
 fn kind(object: &Bound<'_, PyAny>, what: &str, known: &[&str], example: &str) -> PyResult<String> {
@@ -48,7 +50,15 @@ where
 {
     let value = object.getattr(name)?;
     let of = || object.get_type().name().map_or_else(|_| String::new(), |kind| format!(" of {kind}"));
-    value.extract::<T>().map_err(|_| invalid(&value, name, expected, &of()))
+    match value.extract::<T>() {
+        Ok(read) if expected == FLAG || !is_flag(&value) => Ok(read),
+        _ => Err(invalid(&value, name, expected, &of())),
+    }
+}
+
+/// Whether it is a bool, which Python takes for a number, too.
+fn is_flag(value: &Bound<'_, PyAny>) -> bool {
+    !value.is_exact_instance_of::<PyFloat>() && value.extract::<bool>().is_ok()
 }
 
 /// A number, or `ConfigError`.
@@ -56,13 +66,19 @@ pub(crate) fn number<'py, T>(value: &Bound<'py, PyAny>, name: &str) -> PyResult<
 where
     T: for<'a> FromPyObject<'a, 'py>,
 {
-    value.extract::<T>().map_err(|_| invalid(value, name, NUMBER, ""))
+    match value.extract::<T>() {
+        Ok(read) if !is_flag(value) => Ok(read),
+        _ => Err(invalid(value, name, NUMBER, "")),
+    }
 }
 
 /// The error of an argument. A text may look like what was expected, such as `"0.1"`.
-fn invalid(value: &Bound<'_, PyAny>, name: &str, expected: &str, of: &str) -> PyErr {
+pub(crate) fn invalid(value: &Bound<'_, PyAny>, name: &str, expected: &str, of: &str) -> PyErr {
     let error = || {
-        let text = value.repr()?.to_string();
+        let mut text = value.repr()?.to_string();
+        if text.contains('\n') {
+            text = format!("a {}", value.get_type().fully_qualified_name()?);
+        }
         let is_text = value.is_instance_of::<PyString>() && expected == NUMBER;
         let (quotes, a) = if is_text { (" without quotes", "the str ") } else { ("", "") };
         let (expected, got) = (format!("{expected}{quotes}"), format!("{a}{text}"));

@@ -1,6 +1,6 @@
 //! Optimizers: the frozen dataclasses of `fastps.optim`, to the core and back.
 
-use super::{NUMBER, field, kind};
+use super::{FLAG, NUMBER, field, kind};
 use crate::errors::{OrRaise, config};
 use fastps_core::optim::{EpsMode, Optimizer, Setting, Value};
 use pyo3::prelude::*;
@@ -33,7 +33,7 @@ fn read_setting(object: &Bound<'_, PyAny>, setting: Setting<'_>) -> PyResult<()>
         ("beta1", Value::Number(place)) => *place = betas()?.0,
         ("beta2", Value::Number(place)) => *place = betas()?.1,
         (name, Value::Number(place)) => *place = field(object, name, NUMBER)?,
-        (name, Value::Flag(place)) => *place = field(object, name, "True or False")?,
+        (name, Value::Flag(place)) => *place = field(object, name, FLAG)?,
         (name, Value::EpsMode(place)) => {
             let mode = field::<String>(object, name, "a string")?;
             *place = EpsMode::by_name(&mode).ok_or_else(|| {

@@ -1,6 +1,6 @@
 //! Settings of a tensor beside its optimizer, and what a pull reads of it.
 
-use super::{NUMBER, field, kind};
+use super::{NUMBER, field, invalid, kind};
 use crate::errors::{OrRaise, config, raise};
 use fastps_core::dtype::DType;
 use fastps_core::ema::Ema;
@@ -9,7 +9,7 @@ use fastps_core::rounding::Rounding;
 use fastps_core::tensor::Apply;
 use fastps_core::verbs::PullView;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString};
 
 /// Reads the way in which concurrent pushes are applied.
 pub(crate) fn read_apply(py: Python<'_>, name: &str) -> PyResult<Apply> {
@@ -101,10 +101,10 @@ pub(crate) fn read_rounding(
 }
 
 /// Reads what a pull reads of a tensor.
-pub(crate) fn read_view(py: Python<'_>, name: &str) -> PyResult<PullView> {
-    match name {
-        "values" => Ok(PullView::Values),
-        "average" => Ok(PullView::Average),
-        other => Err(config(py, "invalid view", "\"values\" or \"average\"", format!("{other:?}"))),
+pub(crate) fn read_view(given: &Bound<'_, PyAny>) -> PyResult<PullView> {
+    match given.cast::<PyString>().map(|name| name.to_str()) {
+        Ok(Ok("values")) => Ok(PullView::Values),
+        Ok(Ok("average")) => Ok(PullView::Average),
+        _ => Err(invalid(given, "view", "'values' or 'average'", "")),
     }
 }
