@@ -217,12 +217,12 @@ def test_a_step_whose_wait_a_stopped_server_did_not_answer_counts():
             os.kill(pid, signal.SIGSTOP)
             os.waitid(os.P_PID, pid, os.WSTOPPED)  # until all its threads have stopped
             with pytest.raises(fastps.DeadlineError):
-                fast._native.advance("default", False, 1, 0.5)
+                fast._ps.native.advance("default", False, 1, 0.5)
             os.kill(pid, signal.SIGCONT)
             with pytest.raises(fastps.DeadlineError, match='waited for "the slow one"'):
-                fast._native.advance("default", False, 1, 5.0)
-            slow._native.advance("default", False, 1, 30.0)
-            assert fast._native.advance("default", False, 0, 30.0)[0] == 1
+                fast._ps.native.advance("default", False, 1, 5.0)
+            slow._ps.native.advance("default", False, 1, 30.0)
+            assert fast._ps.native.advance("default", False, 0, 30.0)[0] == 1
 
 
 NARROW = """

@@ -548,8 +548,8 @@ class Failing:
     """The client of a worker, whose pushes end as specified, once each."""
 
     def __init__(self, worker, *errors):
-        self._native, self._pushes, self.errors = worker._native, worker._pushes, list(errors)
-        worker._native = worker._pushes._native = worker._one_call._native = self
+        self._native, self._pushes, self.errors = worker._ps.native, worker._pushes, list(errors)
+        worker._pushes._native = worker._steps._one_call._native = self
 
     def __getattr__(self, name):
         return getattr(self._native, name)
@@ -726,7 +726,7 @@ def test_gradients_that_are_no_arrays_return_as_well(store, lend, overlap, long_
     gradients = {n: lend(np.ones(s, np.float32)) for n, s in SHAPES.items()}
     with fastps.Worker(store, zeros(), mode=fastps.Async(overlap=overlap)) as worker:
         if long_way:
-            worker._one_call.drop()
+            worker._steps._one_call.drop()
         Failing(worker, partial, fastps.ConnectionLostError("gone"))
         for error in (fastps.PartialPush, fastps.ConnectionLostError):
             with pytest.raises(error):

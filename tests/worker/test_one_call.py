@@ -31,14 +31,13 @@ def worker_of(store: fastps.Store, mode: Any, codec: Any = None) -> fastps.Worke
 def count_steps_of_one_call(worker: fastps.Worker) -> list[bool]:
     """Notes for each step whether one call took it."""
     taken: list[bool] = []
-    run = worker._one_call.run
+    step = worker._steps._one_call.step
 
-    def noted(*args: Any) -> Any:
-        done = run(*args)
-        taken.append(done is not None)
-        return done
+    def noted(*args: Any) -> bool:
+        taken.append(step(*args))
+        return taken[-1]
 
-    worker._one_call.run = noted  # type: ignore[method-assign]
+    worker._steps._one_call.step = noted  # type: ignore[method-assign]
     return taken
 
 
@@ -55,7 +54,7 @@ def test_a_step_of_one_call_is_a_step_of_several() -> None:
             with registered() as store, worker_of(store, mode, codec) as worker:
                 taken = count_steps_of_one_call(worker)
                 if not at_once:
-                    worker._one_call.drop()
+                    worker._steps._one_call.drop()
                 for step in range(7):
                     rate = {"w": 0.5, "b": 0.01} if step == 5 else 0.2 if step == 6 else None
                     worker.step(random(step), lr=rate)

@@ -239,7 +239,7 @@ def test_a_warm_start_comes_first(ps):
     mode = fastps.WarmStart(steps=5, then=TEN)
     first, second = (fastps.Worker(ps, ZEROS, mode, wait=False) for _ in range(2))
     train(first, 5)
-    until(lambda: second.ready() or second._ramp.waits)
+    until(lambda: second.ready() or second._steps._ramp.waits)
     assert not second.ready()
     train(first, 5)
     assert second.ready()

@@ -222,7 +222,7 @@ def test_what_is_in_doubt_waits_for_the_others(ps):
     with fastps.Worker(ps, one, mode=mode) as a, fastps.Worker(ps, one, mode=mode) as b:
         with pytest.raises(fastps.PartialPush) as caught:
             settings = _fastps.PushSettings(based_on=a._fetches.installed, timeout=0.5)
-            a._native.push_async(minus, settings, False).wait(LATE)
+            a._ps.native.push_async(minus, settings, False).wait(LATE)
         (doubt,) = caught.value.in_doubt
         with ThreadPoolExecutor(1) as pool:
             outcome = pool.submit(doubt.result, LATE)
@@ -370,12 +370,12 @@ def test_who_comes_while_another_is_between_two_groups_waits_for_it_and_not_for_
     *others, last = (f"of {name}" for name in sorted(GROUPS))
     with fastps.Worker(groups, GROUPS, mode=fastps.Bounded(0)) as one:
         for group in others:
-            one._native.advance(group, False, 1, None)
+            one._ps.native.advance(group, False, 1, None)
         with fastps.Worker(groups, GROUPS, mode=fastps.Bounded(0)) as other:
 
             def run(k):
                 if k == 0:
-                    one._native.advance(last, False, 1, None)
+                    one._ps.native.advance(last, False, 1, None)
                 worker = (one, other)[k]
                 for _ in range(5):
                     worker.step(step_of(GROUPS))

@@ -163,6 +163,7 @@ class Filled:
 
     Attributes:
         watched: Knows when something else has written to one.
+        is_plain: All are float32 tensors in CPU memory that a worker fills.
     """
 
     def __init__(self, entries: list[Entry], model: torch.nn.Module | None) -> None:
@@ -180,11 +181,7 @@ class Filled:
         for entry in entries:
             if entry.gpu is not None:
                 self._on_gpu.setdefault(entry.gpu, []).append(entry)
-
-    @property
-    def on_cpu(self) -> bool:
-        """True if all parameters are in CPU memory."""
-        return not self._on_gpu
+        self.is_plain = not any(entry.address is None or entry.is_rounded for entry in entries)
 
     def check(self, more: str = "") -> None:
         """Raises if something else has written to a parameter, or `check_memory` does.
@@ -239,7 +236,7 @@ class Filled:
 
     def stats(self) -> dict[str, int]:
         """The pinned memory of the parameters' GPUs, if there are any."""
-        return {} if self.on_cpu else {"pinned_bytes": sum(gpu.pinned_bytes for gpu in self._on_gpu)}
+        return {"pinned_bytes": sum(gpu.pinned_bytes for gpu in self._on_gpu)} if self._on_gpu else {}
 
     def wait(self) -> None:
         """Until the gradients that were asked for have come from GPUs."""

@@ -328,10 +328,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             else:
                 value = number("loss", loss.detach() if isinstance(loss, torch.Tensor) else loss)
             raw = self._raw()
-            plain = not self._ahead and self._filled.on_cpu
-            if not (plain and worker.step_at_once(raw, rates, value, torch.get_num_threads(), note)):
-                with torch.no_grad():
-                    worker.step(self._gradients(), lr=rates, loss=value, note=note)
+            if self._filled.is_plain and not self._ahead:
+                worker.take(raw, None, rates, value, note, self._gradients, torch.get_num_threads())
+            else:
+                worker.take(self._gradients(), None, rates, value, note)
         except BaseException:
             if self._ahead:  # that much of the step was taken
                 with contextlib.suppress(FastpsError):
@@ -697,6 +697,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         """The gradients in torch's form."""
         return {entry.name: grad for entry in self._entries if (grad := entry.param.grad) is not None}
 
+    @torch.no_grad()
     def _gradients(self) -> dict[str, Any]:
         """The gradients in a worker's form, except those already pushed."""
         self._ahead.check()

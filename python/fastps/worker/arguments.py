@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from fastps import _fastps
-from fastps._shared.checks import as_rate, invalid, words
-from fastps._shared.text import hint, nearest, quoted
+from fastps._shared.checks import as_rate, invalid, number, words
+from fastps._shared.text import counted, hint, nearest, quoted
 from fastps._shared.types import Array, Rates
 from fastps.codecs import Codec
 from fastps.errors import ConfigError, DTypeError, ShapeError
@@ -22,18 +22,22 @@ from fastps.worker.halves import Halves
 
 __all__ = [
     "as_rates",
+    "as_samples",
     "check_codec",
     "check_float32",
+    "check_fragments",
     "check_given",
     "check_hogwild",
     "check_mapping",
     "check_memory",
     "check_mode",
+    "check_mode_of",
     "check_note",
     "check_params",
     "check_shapes",
     "like",
     "must_be",
+    "of_kind",
     "only_rates",
 ]
 
@@ -57,6 +61,61 @@ def check_mode(value: object) -> None:
 def check_codec(value: object) -> None:
     """Raises `ConfigError` unless it is a codec."""
     must_be(Codec, "codec", f"a codec, such as {like(Codec, value, 'Int8')}", value)
+
+
+def check_mode_of(ps: ParameterServer, params: Mapping[str, Any], mode: Mode, accumulate: int) -> None:
+    """Raises `ConfigError` or `DTypeError` unless a worker of these tensors can have the mode."""
+    then = mode.after_warm_up
+    if accumulate > 1 and then.local_lr is not None:
+        raise ConfigError(
+            "fastps.Local uses push_every instead of accumulate",
+            expected="accumulate=1",
+            got=f"accumulate={accumulate}",
+        )
+    if then.takes_values and (accumulate > 1 or mode.warm_up_steps):
+        raise ConfigError(
+            "fastps.DiLoCo has no accumulated gradients and no warm start",
+            expected="accumulate=1 and mode=fastps.DiLoCo(...)",
+            got=f"accumulate={accumulate} and mode={mode!r}",
+        )
+    check_params(params)
+    check_float32(ps, params)
+    if then.lock_free:
+        check_hogwild(ps, params)
+    check_fragments(params, then.fragments)
+
+
+def of_kind(mode: Mode, grads: Any, values: Any, samples: object) -> Any:
+    """A step's values or its gradients; raises `ConfigError` unless it has what the mode takes."""
+    takes = mode.takes_values
+    if takes and grads:
+        expected, got = "step(values=...)", "gradients"
+    elif not takes and values is not None:
+        expected, got = "step(grads), or mode=fastps.DiLoCo(...)", "values"
+    elif not takes and grads is None:
+        expected, got = "step(grads)", "no gradients"
+    elif samples is not None and not mode.shares_versions:
+        expected, got = "a mode that counts them: DiLoCo(...) or Sync(...)", "samples"
+    else:
+        if samples is not None:
+            as_samples(samples)
+        return values if takes else grads
+    raise ConfigError(f"wrong arguments for {mode!r}", expected=expected, got=got)
+
+
+def as_samples(value: Any) -> float:
+    """Samples behind a step; raises `ConfigError` unless they are finite and above 0."""
+    samples = number("samples", value)
+    if not 0 < samples < float("inf"):
+        raise invalid("samples", "a finite number > 0", value)
+    return samples
+
+
+def check_fragments(params: Sized, fragments: int) -> None:
+    """Raises `ConfigError` if there are fewer tensors than fragments."""
+    if fragments > max(1, len(params)):
+        expected = f"at most {counted(len(params), 'fragment')}, as many as there are tensors"
+        raise ConfigError("a fragment would have no tensor", expected=expected, got=f"fragments={fragments}")
 
 
 def like(base: type, value: object, example: str) -> str:

@@ -1,4 +1,4 @@
-"""Exchanges of a worker's rounds: sends what local steps have reached, and installs what comes back."""
+"""Steps to values: what they have reached is sent, and what comes back is installed."""
 
 from __future__ import annotations
 
@@ -6,71 +6,109 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from fastps._shared.types import Array, Rates
-from fastps.errors import FastpsError, LeaseError
+from fastps._shared.types import Rates
+from fastps.errors import ConfigError, FastpsError, LeaseError
 from fastps.modes import Mode
-from fastps.parameter_server import ParameterServer
-from fastps.store import Store
-from fastps.worker.fetches import Fetches
-from fastps.worker.pushes import Pushes
+from fastps.worker.common import Common
 from fastps.worker.rounds import Exchange, Rounds
-from fastps.worker.run.together import Together
-from fastps.worker.tally import Tally
+from fastps.worker.tally import NOTHING
 
 __all__ = ["Exchanges"]
 
 
 class Exchanges:
-    """Executes `fastps.DiLoCo`, one fragment after the other.
+    """Executes `fastps.DiLoCo`, one fragment after the other; `Steps` executes the other modes.
 
     A fragment's difference is sent, its version is awaited and fetched while the worker computes, and
     installed `overlap` local steps later. One is under way at a time.
 
     Args:
-        ps: The worker's own client.
-        params: Names to the worker's arrays.
-        mode: The mode.
-        rounds, pushes, fetches, together, tally: Those of the worker.
+        common: The parts of the worker.
+        mode: Its mode.
+        is_far: Values may travel before they are installed; those of a store are copied then.
 
     Attributes:
-        rounds: As passed.
+        mode: As passed.
+        rounds: What the worker has reached, and what of it is under way.
     """
 
-    def __init__(
-        self,
-        ps: ParameterServer,
-        params: Mapping[str, Array],
-        mode: Mode,
-        rounds: Rounds,
-        pushes: Pushes,
-        fetches: Fetches,
-        together: Together,
-        tally: Tally,
-    ) -> None:
-        self._native, self._params, self._mode, self.rounds = ps.native, params, mode, rounds
-        #: A store's values are copied when they are installed; servers' may travel before.
-        self._is_far = not isinstance(ps, Store)
-        self._pushes, self._fetches, self._together, self._tally = pushes, fetches, together, tally
-        self.take_up()
+    def __init__(self, common: Common, mode: Mode, is_far: bool) -> None:
+        self.mode, self._is_far = mode, is_far
+        native, self._params, self._pushes, self._fetches, self._together, self._tally = common
+        self._native, self.rounds = native, Rounds(self._params, mode, native.check_finite)
+        self._pushes.follow(mode)
+        self._tally.fragments = mode.fragments
+        self._together.contribute_by(self.rest)
 
-    def step(self, values: Any, samples: Any) -> None:
-        """Takes a local step, the last one of a turn if a quorum is in without this worker."""
-        rounds, at = self.rounds, self._fetches.installed
-        listens = rounds.listener is None and rounds.under_way is None and self._mode.sends_parts
+    def start(self) -> None:
+        """Begins all fragments at the values that were fetched; unfinished rounds are dropped."""
+        self._tally.samples[1] += self.rounds.begin()
+        self._take_up()
+
+    def restart(self) -> None:
+        """Fetches anew; an unfinished round is dropped."""
+        self.land()
+        self._fetches.restart()
+        self.start()
+
+    added = restart
+
+    def close(self) -> None:
+        """It has nothing to let go of."""
+
+    # -- one step --------------------------------------------------------------------------------------------
+
+    def step(self, values: Any, samples: Any, lr: Rates, *_: object) -> None:
+        """Takes a local step, or ends the one that `begin` has begun; the last one of a turn contributes."""
+        rounds = self.rounds
+        self._tally.acknowledged = NOTHING
+        try:
+            if values is not None or not rounds.pending:
+                self.begin(values, samples, lr)
+        finally:
+            if rounds.pending:
+                rounds.pending = False
+                self._tally.steps += 1
+                if rounds.due:
+                    self._end()
+                else:
+                    self._look()
+
+    def begin(self, values: Any, samples: Any, lr: Rates) -> None:
+        """Takes a local step, which is the last one of a turn if a quorum is in without this worker."""
+        rounds = self.rounds
+        self._together.check_open()
+        if rounds.pending:
+            raise ConfigError(
+                "a local step has begun already", expected="step() to end it", got="more values"
+            )
+        self._fetches.watched.check()
+        self._together.begin()
+        self._pushes.resume()
+        at = self._fetches.installed
+        listens = rounds.listener is None and rounds.under_way is None and self.mode.sends_parts
         if listens and at is not None:
             rounds.listener = self._native.listen(rounds.next.names[0], at)
         rounds.step(values, samples, rounds.listener is not None and rounds.listener.heard())
+        if rounds.ends:
+            self._pushes.note_lost(stacklevel=5)
+            self._pushes.lr = lr
+            self._send(lr)
 
-    def send(self, lr: Rates) -> None:
+    def ready(self) -> bool:
+        """Returns whether the step that has begun ends without a wait. Never waits."""
+        return not self.rounds.due or self._together.ready(self.mode)
+
+    def _send(self, lr: Rates) -> None:
         """Starts to push the difference of the fragment whose turn it is."""
         rounds, pushes = self.rounds, self._pushes
         sent = rounds.send()
         sent.rejected, sent.lr, sent.base = self._tally.rejected, lr, self._fetches.installed
-        pushes.weight = rounds.weight(sent) if self._mode.weighs else None
+        pushes.weight = rounds.weight(sent) if self.mode.weighs else None
         pushes.start(sent.differences, lr, sent.base)
         sent.started = True
 
-    def look(self) -> None:
+    def _look(self) -> None:
         """Begins to fetch the version of what is under way if it is made, while the worker computes."""
         sent = self.rounds.under_way
         if sent is None or sent.landed or sent.flight is not None or not self._is_far:
@@ -78,7 +116,7 @@ class Exchanges:
         if self._pushes.under_way_done:
             sent.flight = self._native.pull_async(sent.fragment.names, None, None)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Waits for the version of what is under way, and installs it."""
         try:
             self.land()
@@ -86,10 +124,10 @@ class Exchanges:
             self._install()
             if isinstance(error, FastpsError):
                 with contextlib.suppress(FastpsError):  # the error is the one to see
-                    self.take_up()
+                    self._take_up()
             raise
         self._install()
-        self.take_up()
+        self._take_up()
 
     def rest(self, wait: bool) -> bool | None:
         """Contributes all that no version has yet, each fragment in its turn.
@@ -97,6 +135,7 @@ class Exchanges:
         Returns:
             Whether a version is awaited still, for which `wait` waits; None: there was nothing.
         """
+        self._pushes.note_lost(stacklevel=3)
         rounds = self.rounds
         if rounds.under_way is None and not rounds.next.steps:
             return None
@@ -104,10 +143,10 @@ class Exchanges:
             if rounds.under_way is None:
                 self._pushes.resume()
                 rounds.check(self._params)
-                self.send(None)
-            if not wait and not self._together.ready(self._mode):
+                self._send(None)
+            if not wait and not self._together.ready(self.mode):
                 return True
-            self.end()
+            self._end()
         return False
 
     def land(self) -> None:
@@ -119,7 +158,7 @@ class Exchanges:
         try:
             try:
                 self._pushes.turn()
-                self._together.end(self._mode, lambda: self._fetch(sent))
+                self._together.end(self.mode, lambda: self._fetch(sent))
             except LeaseError as error:
                 if not (counts and self._together.is_known(error)):
                     raise
@@ -133,7 +172,7 @@ class Exchanges:
             if sent.early and not sent.lost:
                 tally.samples_partial += sent.samples
 
-    def take_up(self) -> None:
+    def _take_up(self) -> None:
         """Finds out whose turn it is, and fetches what others have changed without this worker.
 
         What it has of that is of an old version, and dropped.
@@ -155,11 +194,6 @@ class Exchanges:
                 break
         rounds.take_turn(now)
 
-    def begin(self) -> None:
-        """Begins all fragments at the values that were fetched; unfinished rounds are dropped."""
-        self._tally.samples[1] += self.rounds.begin()
-        self.take_up()
-
     def _send_again(self, sent: Exchange) -> None:
         """Pushes a difference once more, with the place that the worker has again.
 
@@ -169,12 +203,12 @@ class Exchanges:
         self._pushes.resume()
         self._pushes.start(sent.differences, sent.lr, sent.base)
         self._pushes.turn()
-        self._together.end(self._mode, lambda: self._fetch(sent))
+        self._together.end(self.mode, lambda: self._fetch(sent))
 
     def _fetch(self, sent: Exchange) -> None:
         """Fetches the present version of a fragment."""
         names, begun = sent.fragment.names, self.rounds.begun
-        if not self._mode.overlap:  # nothing was computed since it was sent
+        if not self.mode.overlap:  # nothing was computed since it was sent
             self._fetches.some(names)
             for name in names:
                 begun[name][...] = self._params[name]
@@ -187,3 +221,11 @@ class Exchanges:
 
     def _install(self) -> None:
         self._tally.samples[1] += self.rounds.install()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues a saved round that fits, if the servers have the values that it began from."""
+        self._fetches.now()
+        self.start()
+        steps, samples = self.rounds.load_state_dict(state)
+        self._tally.steps -= steps
+        self._tally.samples[1] += samples

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 from fastps import _fastps
-from fastps._shared.types import Array, Rates
+from fastps._shared.types import Rates
+from fastps.errors import FastpsError
 from fastps.modes import Mode
-from fastps.worker.fetches import Fetches
+from fastps.worker.common import Common
 from fastps.worker.halves import Halves
-from fastps.worker.pushes import Pushes
-from fastps.worker.run.together import Together
+from fastps.worker.tally import NOTHING
 
 __all__ = ["OneCall"]
-
-#: Receipts, the versions of the fetched values, the error of the push, each of which may be missing, and the
-#: groups where others are behind.
-Exchanged = tuple[_fastps.Receipts | None, _fastps.Versions | None, Any, list[str]]
 
 
 class OneCall:
@@ -26,21 +23,11 @@ class OneCall:
     In modes that wait for others, only a step that has to wait needs more calls.
 
     Args:
-        native: The worker's own client.
-        params: Names to the worker's arrays.
-        pushes, fetches, together: Those of the worker.
+        common: The parts of the worker.
     """
 
-    def __init__(
-        self,
-        native: _fastps.Client,
-        params: dict[str, Array],
-        pushes: Pushes,
-        fetches: Fetches,
-        together: Together,
-    ) -> None:
-        self._native, self._params = native, params
-        self._pushes, self._fetches, self._together = pushes, fetches, together
+    def __init__(self, common: Common) -> None:
+        self._native, self._params, self._pushes, self._fetches, self._together, self._tally = common
         #: The arrays that the call reads and writes; None if a step needs several calls.
         self._arrays: _fastps.Exchange | None = None
         #: Where the arrays of bfloat16 lay then: they may move.
@@ -56,46 +43,57 @@ class OneCall:
         """Lets go of the arrays; steps need several calls from now on."""
         self._arrays = None
 
-    def run(
-        self, grads: Mapping[str, Any], lr: Rates, mode: Mode, note: str | None, threads: int
-    ) -> Exchanged | None:
-        """Pushes and fetches; None if that is not possible, and then nothing was done."""
-        if self._arrays is not None and any(array.address != place for array, place in self._places):
-            self.bind()
-        if self._arrays is None or not self._pushes.idle or type(grads) is not dict:
-            return None
-        groups: list[str] = []
-        flight = None
-        if mode.waits_for_others:
-            told = self._together.begin_at_once()
-            if told is None:
-                return None
-            if mode.shares_versions:  # whose versions are what it waits for
-                flight = self._pushes.about_to_push(grads)
-            else:
-                groups = told
-        one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
-        settings = _fastps.PushSettings(
-            None, one, None, self._fetches.installed, None, mode.correction, None, note
-        )
-        done = self._native.exchange(self._arrays, grads, rates, settings, threads, groups, flight)
-        if flight is not None and not flight.begun:
-            self._pushes.forget_unsent()
-        return done
-
-    def finish(self, grads: Mapping[str, Any], exchanged: Exchanged, mode: Mode) -> None:
-        """Counts the outcome of `run`, and waits for what the mode waits for.
+    def step(self, grads: Any, lr: Rates, mode: Mode, note: str | None, threads: int) -> bool:
+        """Takes a step; False if that needs several calls, and then nothing was done.
 
         Raises the error of the push, whose gradients go with the next one.
+
+        Args:
+            grads, lr, note: As for `Worker.step`.
+            mode: The mode of the step.
+            threads: How many threads torch has, if those are to do the work instead of the store's.
         """
-        receipts, versions, failed, behind = exchanged
-        if versions is not None:
-            self._fetches.installed = versions
-        if receipts is not None:
-            self._pushes.acknowledge(receipts.names(), receipts)
-        elif failed is not None:
-            failed = self._pushes.not_applied(dict(grads), failed)
-        if mode.waits_for_others and (versions is None or failed is not None):
-            self._together.end_at_once(mode, receipts is not None, behind, failed)
-        elif failed is not None:
-            raise failed
+        moved = self._places and any(array.address != place for array, place in self._places)
+        if moved and self._arrays is not None:
+            self.bind()
+        if self._arrays is None or not self._pushes.idle or type(grads) is not dict:
+            return False
+        groups: list[str] = []
+        flight = None
+        try:
+            if mode.waits_for_others:
+                told = self._together.begin_at_once()
+                if told is None:
+                    return False
+                if mode.shares_versions:  # whose versions are what it waits for
+                    flight = self._pushes.about_to_push(grads)
+                else:
+                    groups = told
+            one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
+            settings = _fastps.PushSettings(
+                None, one, None, self._fetches.installed, None, mode.correction, None, note
+            )
+            done = self._native.exchange(self._arrays, grads, rates, settings, threads, groups, flight)
+            if flight is not None and not flight.begun:
+                self._pushes.forget_unsent()
+            if done is None:
+                return False
+            self._tally.steps += 1
+            self._pushes.lr, self._tally.acknowledged = lr, NOTHING
+            receipts, versions, failed, behind = done
+            if versions is not None:
+                self._fetches.installed = versions
+            if receipts is not None:
+                self._pushes.acknowledge(receipts.names(), receipts)
+            elif failed is not None:
+                failed = self._pushes.not_applied(dict(grads), failed)
+            if mode.waits_for_others and (versions is None or failed is not None):
+                self._together.end_at_once(mode, receipts is not None, behind, failed)
+            elif failed is not None:
+                raise failed
+        except BaseException:
+            if mode.shares_versions:  # the next gradient needs the present one, which may not be noted
+                with contextlib.suppress(FastpsError):  # the error is the one to see
+                    self._fetches.now()
+            raise
+        return True

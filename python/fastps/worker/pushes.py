@@ -11,6 +11,7 @@ from fastps import _fastps
 from fastps._fastps import Encoded, ErrorFeedback, Sparse, Versions
 from fastps._shared.checks import words
 from fastps._shared.handles import Receipts
+from fastps._shared.lost import warn_of
 from fastps._shared.text import hint, quoted
 from fastps._shared.types import Array, Rates
 from fastps.codecs import Codec, Float32
@@ -20,6 +21,7 @@ from fastps.errors import (
     FastpsError,
     FrameError,
     LeaseError,
+    Lost,
     NonFiniteError,
     PartialPush,
     ShapeError,
@@ -163,6 +165,7 @@ class Pushes:
         refused: The last call of `start` took nothing.
         weight: Weight of the next gradients in the mean of their version; None: 1.
         note: What the next gradients came from; None: nothing.
+        lr: The rate of the last step, for what `flush` pushes.
     """
 
     def __init__(
@@ -190,6 +193,7 @@ class Pushes:
         self.refused = False
         self.weight: float | None = None
         self.note: str | None = None
+        self.lr: Rates = None
 
     def follow(self, mode: Mode) -> None:
         """Continues with a mode."""
@@ -502,12 +506,12 @@ class Pushes:
         self.finish()
         self._doubts.settle(self.sum, wait=True)
 
-    def flush(self, lr: Rates, base: Versions | None) -> None:
+    def flush(self, base: Versions | None) -> None:
         """Pushes what waits, and waits until nothing is in progress or in doubt."""
         self.rest()
         if self.sum.waiting:
             try:
-                self.start(dict.fromkeys(self.sum.waiting), lr, base)
+                self.start(dict.fromkeys(self.sum.waiting), self.lr, base)
             finally:
                 self.turn()
             self.rest()
@@ -532,6 +536,12 @@ class Pushes:
             one.repair()
         if self._returned is not None:
             self._take_back(*self._returned)
+
+    def note_lost(self, stacklevel: int) -> None:
+        """Counts what restarted servers lost, and warns of it: training goes on without these pushes."""
+        lost = [Lost._make(fields) for fields in self._native.lost()]
+        self._tally.lose(lost)
+        warn_of(lost, "worker", stacklevel=stacklevel + 1)
 
     def is_fenced(self, error: LeaseError | PartialPush) -> bool:
         """Returns whether a server has dropped this worker."""

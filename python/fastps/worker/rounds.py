@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from fastps._fastps import Listener, PullFlight, Versions
-from fastps._shared.checks import invalid, number
 from fastps._shared.text import counted, quoted
 from fastps._shared.types import Array, Rates
 from fastps.errors import ConfigError
 from fastps.modes import Mode
+from fastps.worker.arguments import as_samples
 from fastps.worker.gradients import check, whole
 
-__all__ = ["Exchange", "Fragment", "Rounds", "as_samples", "check_fragments"]
-
-
-def as_samples(value: Any) -> float:
-    """Samples behind a step; raises `ConfigError` unless they are finite and above 0."""
-    samples = number("samples", value)
-    if not 0 < samples < float("inf"):
-        raise invalid("samples", "a finite number > 0", value)
-    return samples
-
-
-def check_fragments(params: Sized, fragments: int) -> None:
-    """Raises `ConfigError` if there are fewer tensors than fragments."""
-    if fragments > max(1, len(params)):
-        expected = f"at most {counted(len(params), 'fragment')}, as many as there are tensors"
-        raise ConfigError("a fragment would have no tensor", expected=expected, got=f"fragments={fragments}")
+__all__ = ["Exchange", "Fragment", "Rounds"]
 
 
 def _split(params: Mapping[str, Array], fragments: int) -> list[list[str]]:

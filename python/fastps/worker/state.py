@@ -12,7 +12,9 @@ from fastps._shared.checks import integer
 from fastps._shared.text import quoted
 from fastps._shared.types import Array
 from fastps.errors import ConfigError, ShapeError
+from fastps.modes import Mode
 from fastps.worker.gradients import check
+from fastps.worker.halves import computes
 
 __all__ = ["check_state"]
 
@@ -21,22 +23,18 @@ _PARTS, _OPTIONAL = _NUMBERS | {"sum", "params", "residuals"}, {"rows", "begun"}
 
 
 def check_state(
-    state: Mapping[str, Any],
-    params: Mapping[str, Array],
-    *,
-    local: bool,
-    residuals: bool,
-    rounds: bool = False,
+    state: Mapping[str, Any], params: Mapping[str, Array], mode: Mode, *, residuals: bool
 ) -> None:
     """Raises `ConfigError` or `ShapeError` unless a worker can take all of a saved state.
 
     Args:
         state: As from `Worker.state_dict`.
         params: The worker's parameters.
-        local: Its steps are local: it saves parameters, and no rows.
-        rounds: It also saves the values that its round began from.
+        mode: Its mode. One of local steps saves parameters, and no rows; `fastps.DiLoCo` also saves the
+            values that its round began from.
         residuals: Its codec keeps residuals.
     """
+    local, rounds = computes(mode), mode.takes_values
     _check_parts(state)
     rows = state.get("rows", {})
     _check_names("params", state["params"], params if local else (), complete=True)

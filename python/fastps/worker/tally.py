@@ -21,6 +21,7 @@ class Tally:
     """Counters of pushes, as `Worker.stats` returns them.
 
     Attributes:
+        steps: Steps that the worker has taken.
         rejected: Pushes with a part that was too stale or not finite and was dropped.
         bytes_saved: Bytes that float32 would have needed in addition to the encoded gradients.
         samples: Samples behind the gradients that were applied, and behind those that were dropped, once for
@@ -32,6 +33,7 @@ class Tally:
     """
 
     def __init__(self) -> None:
+        self.steps = 0
         self.rejected = 0
         self.bytes_saved = 0
         self.samples = [0.0, 0.0]
@@ -97,6 +99,7 @@ class Tally:
             for name in some:
                 acknowledged[name] += pushes
         return {
+            "steps": self.steps,
             "acknowledged": acknowledged,
             "lost": self.lost,
             "bytes_pushed": self._bytes_pushed,

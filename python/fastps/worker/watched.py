@@ -70,7 +70,7 @@ class Watched:
 
     def check(self, more: str = "") -> None:
         """Raises if something else has written to a tensor; the error ends with `more`."""
-        if [tensor._version for tensor in self._tensors] == self._seen:
+        if not self._tensors or [tensor._version for tensor in self._tensors] == self._seen:
             return
         written = self.written
         others = f", {len(written)} of them" if len(written) > 1 else ""

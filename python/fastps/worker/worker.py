@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -11,51 +10,45 @@ import numpy as np
 
 from fastps._fastps import Versions
 from fastps._shared.checks import at_least, flag, number, words_or_none
-from fastps._shared.lost import warn_of
-from fastps._shared.text import counted, quoted, some, table
+from fastps._shared.text import counted, some, table
 from fastps._shared.types import Array, File, Rates
 from fastps.codecs import Codec, Float32
 from fastps.engines import own_rank
-from fastps.errors import ConfigError, FastpsError, Lost, NonFiniteError
+from fastps.errors import ConfigError, NonFiniteError
 from fastps.modes import Async, Mode
 from fastps.parameter_server import ParameterServer, check_ps
 from fastps.store import Store
 from fastps.worker.arguments import (
     as_rates,
+    as_samples,
     check_codec,
     check_float32,
-    check_given,
-    check_hogwild,
-    check_mapping,
-    check_memory,
     check_mode,
+    check_mode_of,
     check_note,
     check_params,
-    check_shapes,
+    of_kind,
     only_rates,
 )
+from fastps.worker.common import Common
 from fastps.worker.exchanges import Exchanges
 from fastps.worker.fetches import Fetches
-from fastps.worker.gradients import finite, whole
-from fastps.worker.halves import Halves, check_computed, computes
-from fastps.worker.local import LocalStepper
-from fastps.worker.one_call import OneCall
-from fastps.worker.pushes import Elsewhere, Pushes, Refused
-from fastps.worker.rounds import Rounds, as_samples, check_fragments
+from fastps.worker.gradients import finite
+from fastps.worker.halves import computes
+from fastps.worker.pushes import Elsewhere, Pushes
 from fastps.worker.run.groups import Groups
 from fastps.worker.run.notice import note_continuation
 from fastps.worker.run.own import Own
-from fastps.worker.run.progress import Progress
+from fastps.worker.run.progress import Progress, updates_of
 from fastps.worker.run.ramp import Ramp
 from fastps.worker.run.reporter import Reporter
 from fastps.worker.run.seeds import Seeds
 from fastps.worker.run.together import Together
-from fastps.worker.run.updates import updates_of
 from fastps.worker.run.warm_up import WarmUp
 from fastps.worker.state import check_state
 from fastps.worker.step import Step
-from fastps.worker.tally import NOTHING, Tally
-from fastps.worker.watched import Watched
+from fastps.worker.steps import Steps
+from fastps.worker.tally import Tally
 
 __all__ = ["Worker"]
 
@@ -141,103 +134,58 @@ class Worker:
         name = words_or_none("name", name)
         if (rank := own_rank(rank)) is not None:
             rank = at_least(0, "rank", rank, 2**32 - 1)
-        then = mode.after_warm_up
-        if accumulate > 1 and then.local_lr is not None:
-            raise ConfigError(
-                "fastps.Local uses push_every instead of accumulate",
-                expected="accumulate=1",
-                got=f"accumulate={accumulate}",
-            )
-        if then.takes_values and (accumulate > 1 or mode.warm_up_steps):
-            raise ConfigError(
-                "fastps.DiLoCo has no accumulated gradients and no warm start",
-                expected="accumulate=1 and mode=fastps.DiLoCo(...)",
-                got=f"accumulate={accumulate} and mode={mode!r}",
-            )
-        check_params(params)
-        check_float32(ps, params)
-        if then.lock_free:
-            check_hogwild(ps, params)
-        check_fragments(params, then.fragments)
+        check_mode_of(ps, params, mode, accumulate)
+        then, codec = mode.after_warm_up, Float32() if codec is None else codec
         self.mode = mode
-        #: The parameters are views of a shared store's values.
-        self._views = copy and then.lock_free and isinstance(ps, Store) and ps.address is not None
-        self._accumulate = accumulate
-        self._on_step = on_step
         self.params: dict[str, Array] = {}
-        self._names: list[str] = []
-        self._lr: Rates = None
-        self._only_rates = only_rates(ps, params)
-        self._steps = 0
-        #: Samples of the steps since the last push.
-        self._samples = 0.0
-        self._exchanges: Exchanges | None = None
-        self._ps = ps.another(name=name)
-        self._native = self._ps.native
-        self._tally = Tally()
-        codec = Float32() if codec is None else codec
-        self._pushes = Pushes(self._native, self.params, codec, accumulate, self._tally)
-        self._fetches = Fetches(self._native, self.params, self._views)
-        fetches = self._fetches  # no reference to the worker: it is collected when nothing else refers to it
-        self._progress = Progress(self._ps, lambda: fetches.installed, self.params)
-        self._note_lost()  # from here on losses are counted, not raised
-        self._watched = Watched((), "worker")
-        self._groups = Groups(self._native, rank, name)
-        self._together = Together(self._ps, self._groups, self._pushes, self._fetches)
-        self._together.refresh_by(self.refresh)
-        self._together.contribute_by(self._contribute_rest)
-        self._own = Own(self, self._ps, self._groups, self._together, params)
-        self._warm_up = WarmUp(self._groups, mode)
-        self._one_call = OneCall(self._native, self.params, self._pushes, self._fetches, self._together)
         self.has_stepped = False
-        self._seeds: Seeds | None = None
+        self._on_step = on_step
+        self._only_rates = only_rates(ps, params)
+        # No part refers to the worker, so that it is collected when nothing else does.
+        self._ps = own = ps.another(name=name)
+        self._tally = tally = Tally()
+        self._pushes = pushes = Pushes(own.native, self.params, codec, accumulate, tally)
+        views = copy and then.lock_free and isinstance(ps, Store) and ps.address is not None
+        self._fetches = fetches = Fetches(own, self.params, views, computes(mode))
+        self._progress = Progress(own, lambda: fetches.installed, self.params)
+        self._groups = groups = Groups(own.native, rank, name)
+        self._together = Together(own, groups, pushes, fetches)
+        self._together.refresh_by(self.refresh)
         self._reporter: Reporter | None = None
         if not isinstance(ps, Store):
             names = type(mode).__name__, type(codec).__name__
-            self._reporter = Reporter(self._native, self._groups, self._tally, *names)
-            self._groups.waits.show = self._reporter.goes_on
-        self._ramp = Ramp(self._ps, self._groups, then.join_every if params else None, params, self._reporter)
+            self._reporter = Reporter(own.native, groups, tally, *names)
+            groups.waits.show = self._reporter.goes_on
+        self._own = Own(self, own, groups, self._together, params)
+        self._warm_up = warm_up = WarmUp(groups, mode if params else then)
+        ramp = Ramp(own, groups, then.join_every if params else None, params, self._reporter)
+        common = Common(own.native, self.params, pushes, fetches, self._together, tally)
+        self._steps: Steps | Exchanges
+        if then.takes_values:
+            self._steps = Exchanges(common, mode, is_far=not isinstance(ps, Store))
+        else:
+            self._steps = Steps(common, mode, accumulate, warm_up, ramp)
+        self._seeds: Seeds | None = None
+        pushes.note_lost(stacklevel=2)  # from here on losses are counted, not raised
         try:
             if self._reporter is not None:
                 self._reporter.joins()
-            self._groups.add(params)
-            if mode.warm_up_steps and params:
-                self._own.join(lambda: self._warm_up.join(wait))
-            else:
-                self._own.join(lambda: self._groups.bind(then))
-            self._follow(self._warm_up.mode)
-            self._take_turn(wait)
-            self._fetches.installed = self._take_on(params, copy)
+            groups.add(params)
+            self._own.join(lambda: warm_up.join(wait))
+            # Meanwhile this thread would take no steps of the worker beside this one.
+            if not (warm_up.alone or warm_up.waits or (wait and self._own.beside())):
+                ramp.begin(wait)
+            fetches.installed = fetches.add(params, copy)
+            self._steps.start()
             same = self._own.shared()
-            alone = self._groups.present <= 1 or bool(same)
+            alone = groups.present <= 1 or bool(same)
             # Several workers with copies of one model are no accident, two models with one memory each are.
-            shared = frozenset() if copy else same
-            if then.takes_values:
-                self._exchanges = self._begin_rounds(then)
-            note_continuation(ps, self.params, self._fetches.installed, alone, shared)
+            note_continuation(ps, self.params, fetches.installed, alone, frozenset() if copy else same)
             if not isinstance(ps, Store):  # whose workers share this process's generators
-                self._seeds = Seeds(ps, self._groups)
+                self._seeds = Seeds(ps, groups)
         except BaseException as error:
             self._give_up(error)
             raise
-
-    def _begin_rounds(self, mode: Mode) -> Exchanges:
-        rounds = Rounds(self.params, mode, self._native.check_finite)
-        self._tally.fragments = mode.fragments
-        own = self._pushes, self._fetches, self._together, self._tally
-        return Exchanges(self._ps, self.params, mode, rounds, *own)
-
-    def _follow(self, mode: Mode) -> None:
-        """Continues with a mode."""
-        self._mode = mode
-        self._pushes.follow(mode)
-        self._pull_every = self._accumulate
-        self._local: LocalStepper | None = None
-        if mode.local_lr is not None:
-            self._pull_every = mode.pull_every
-            looks = self._native.check_finite
-            self._local = LocalStepper(self.params, self._pushes, mode.local_lr, looks)
-        self._one_call.drop()
 
     def add_params(self, params: Mapping[str, Any], *, copy: bool = True) -> None:
         """Adds parameters from the next step on. Arguments as for `Worker`.
@@ -250,64 +198,23 @@ class Worker:
             UnknownTensorError, ShapeError, DTypeError: A name is not registered, has another shape, or is not
                 float32.
         """
-        self._check_open()
+        self._together.check_open()
         check_params(params)
         twice = sorted(params.keys() & self.params.keys())
         if twice:
             raise ConfigError("the worker already has this tensor", tensor=twice[0], got="a second one")
         check_float32(self._ps, params)
         self._only_rates |= only_rates(self._ps, params)
-        self._watched.check()
-        self._land()
+        self._fetches.watched.check()
+        self._steps.land()
         self._pushes.finish()
         groups = self._groups.add(params)
         try:
-            self._take_on(params, copy)
+            self._fetches.add(params, copy)
         except BaseException:
             self._groups.remove(groups)
             raise
-        if self._local is None:
-            self._restart()  # those under way know no versions of the new ones
-
-    def _restart(self) -> None:
-        """Fetches anew; an unfinished round is dropped."""
-        self._land()
-        self._fetches.restart()
-        if self._exchanges is not None:
-            self._exchanges.begin()
-
-    def _land(self) -> None:
-        """Waits for the version of a difference that is under way."""
-        if self._exchanges is not None:
-            self._exchanges.land()
-
-    def _take_on(self, params: Mapping[str, Any], copy: bool) -> Versions | None:
-        if self._views or copy:
-            check_shapes(self._ps, params)
-        if self._views:
-            self.params.update({name: self._ps.view(name) for name in params})
-            self._names = list(self.params)
-            return None
-        if not copy and computes(self.mode):
-            check_computed(params)
-        own = {n: np.empty(np.shape(a), np.float32) if copy else a for n, a in params.items()}
-        versions = self._native.pull_list(list(own), own, "values", None)[1]
-        arrays: dict[str, Any] = {n: a if isinstance(a, Halves) else whole(a) for n, a in own.items()}
-        if not copy:
-            check_memory({**self.params, **arrays})
-        self.params.update(arrays)
-        if not copy:
-            self._watched.add(params.items())
-        self._names = list(self.params)
-        if self._local is not None:
-            self._local.refresh()
-        self._bind()
-        return versions
-
-    def _bind(self) -> None:
-        """Prepares steps of one call, where the mode and the codec have them."""
-        if self._pushes.in_one_call and self.mode.exchanges and not self._ramp.waits:
-            self._one_call.bind()
+        self._steps.added()
 
     @property
     def versions(self) -> Versions | None:
@@ -380,125 +287,8 @@ class Worker:
             check_note(note)
         if loss is not None and type(loss) is not float:
             loss = number("loss", loss)
-        self._check_kind(grads, values, samples)
-        if self._exchanges is not None:
-            self._step_to(self._exchanges, values, samples, lr, loss)
-            return
-        assert grads is not None
-        self._watched.check()
-        if self._reporter is not None:
-            self._reporter.begin()
-        has_samples = samples is not None or self._samples
-        if not has_samples and self.step_at_once(grads, lr, loss, note=note):
-            return
-        self._check_may_push(grads)
-        self._together.begin()
-        self._tally.acknowledged = NOTHING
-        k, pushes = self._steps + 1, self._pushes
-        pushes.resume()
-        pushing = k % pushes.every == 0
-        if self._local is not None:
-            self._local.step(grads, self._fetches.installed)
-            grads = {}
-        else:
-            try:
-                pushes.check(grads, lr)
-            except Refused:
-                pushes.let_go()
-                raise
-            if not pushing:
-                pushes.add(grads, self._fetches.installed)
-        self._steps, self._lr = k, lr
-        if pushing or k % self._pull_every == 0:
-            self._note_lost()
-        behind, counts, rejected = self._samples + (samples or 0.0), False, self._tally.rejected
-        try:
-            if pushing:
-                pushes.weight = behind if behind and self._mode.weighs else None
-                pushes.note = note
-                pushes.start({**dict.fromkeys(pushes.sum.waiting), **grads}, lr, self._fetches.installed)
-                counts = True
-        finally:
-            pushes.note = None
-            if pushing and pushes.refused and self._local is None:
-                self._steps -= 1
-            else:
-                self._samples = 0.0 if pushing else behind
-                pushes.turn()
-                try:
-                    self._exchange(k, k % self._pull_every == 0)
-                    counts = counts and self._tally.rejected == rejected
-                except BaseException:
-                    counts = False
-                    raise
-                finally:
-                    self._tally.samples[not counts] += behind if pushing else 0.0
-        if self._warm_up.stepped():
-            self._follow(self._warm_up.mode)
-        self._note_step(loss, lr)
-
-    def _check_kind(self, grads: Any, values: Any, samples: Any) -> None:
-        """Raises unless a step has what the mode takes."""
-        takes = self._mode.takes_values
-        if takes and grads:
-            expected, got = "step(values=...)", "gradients"
-        elif not takes and values is not None:
-            expected, got = "step(grads), or mode=fastps.DiLoCo(...)", "values"
-        elif not takes and grads is None:
-            expected, got = "step(grads)", "no gradients"
-        elif samples is not None and not self._mode.shares_versions:
-            expected, got = "a mode that counts them: DiLoCo(...) or Sync(...)", "samples"
-        else:
-            if samples is not None:
-                as_samples(samples)
-            return
-        raise ConfigError(f"wrong arguments for {self.mode!r}", expected=expected, got=got)
-
-    # -- rounds of local steps: `fastps.DiLoCo` --------------------------------------------------------------
-
-    def _step_to(
-        self, exchanges: Exchanges, values: Any, samples: Any, lr: Rates, loss: float | None
-    ) -> None:
-        """Takes a local step, or ends the one that `begin` has begun; the last one of a turn contributes."""
-        rounds = exchanges.rounds
-        self._tally.acknowledged = NOTHING
-        if self._reporter is not None:
-            self._reporter.begin()
-        try:
-            if values is not None or not rounds.pending:
-                self._begin_step_to(exchanges, values, samples, lr)
-        finally:
-            if rounds.pending:
-                rounds.pending = False
-                self._steps += 1
-                if rounds.due:
-                    exchanges.end()
-                else:
-                    exchanges.look()
-        self._note_step(loss, lr)
-
-    def _begin_step_to(self, exchanges: Exchanges, values: Any, samples: Any, lr: Rates) -> None:
-        rounds = exchanges.rounds
-        self._check_open()
-        if rounds.pending:
-            raise ConfigError(
-                "a local step has begun already", expected="step() to end it", got="more values"
-            )
-        self._watched.check()
-        self._together.begin()
-        self._pushes.resume()
-        exchanges.step(values, samples)
-        if rounds.ends:
-            self._note_lost()
-            self._lr = lr
-            exchanges.send(lr)
-
-    def _contribute_rest(self, wait: bool) -> bool | None:
-        """Contributes an unfinished round; returns whether its version is awaited still, None without one."""
-        if self._exchanges is None:
-            return None
-        self._note_lost()
-        return self._exchanges.rest(wait)
+        given = of_kind(self._steps.mode, grads, values, samples)
+        self.take(given, samples, lr, loss, note)
 
     def begin(
         self,
@@ -525,25 +315,14 @@ class Worker:
             ConfigError: The mode is `fastps.Local`.
             FastpsError: As from `step`.
         """
-        if self._local is not None:
+        if self._steps.mode.local_lr is not None:
             raise ConfigError(
                 "begin() needs gradients that are pushed",
                 expected="a mode other than fastps.Local",
                 got=repr(self.mode),
             )
-        self._check_kind(grads, values, samples)
-        if self._exchanges is not None:
-            self._begin_step_to(self._exchanges, values, samples, as_rates(lr, self.params, self._only_rates))
-            return
-        assert grads is not None
-        self._check_may_push(grads)
-        lr = as_rates(lr, self.params, self._only_rates)
-        self._watched.check()
-        behind = self._samples + (samples or 0.0)
-        self._pushes.weight = behind if behind and self._mode.weighs else None
-        pushing = (self._steps + 1) % self._pushes.every == 0
-        self._pushes.begin(grads, lr, self._fetches.installed, pushing)
-        self._samples = behind
+        given = of_kind(self._steps.mode, grads, values, samples)
+        self._steps.begin(given, samples, as_rates(lr, self.params, self._only_rates))
 
     def ready(self) -> bool:
         """Returns whether ``step({})``, after `begin` got all gradients, returns without waiting for others.
@@ -576,70 +355,8 @@ class Worker:
         >>> a.params["w"]
         array([-1., -1.], dtype=float32)
         """
-        self._check_open()
-        if not self._has_begun():
-            return False
-        own = self._exchanges
-        waits = self._mode.waits_for_others if own is None else own.rounds.due
-        return not waits or self._together.ready(self._mode)
-
-    def _take_turn(self, wait: bool) -> None:
-        """Waits until it is this worker's turn to begin if `wait`; else `_has_begun` asks."""
-        if self._warm_up.alone or self._warm_up.waits:
-            return
-        if wait and self._own.beside():  # whose steps this thread takes later
-            return
-        self._ramp.begin()
-        if wait:
-            self._ramp.wait()
-
-    def _has_begun(self) -> bool:
-        """Returns whether the worker may take steps. Never waits."""
-        if self._warm_up.waits and not self._end_warm_up():
-            return False
-        if self._ramp.waits:
-            if not self._ramp.ended():
-                return False
-            self._fetches.now()
-            self._bind()
-        return True
-
-    def _end_warm_up(self) -> bool:
-        """Continues after a warm start if it is over, or if this worker is to train in it."""
-        if not self._warm_up.ended():
-            return False
-        self._follow(self._warm_up.mode)
-        self._fetches.now()
-        self._take_turn(wait=False)
-        return True
-
-    def _check_open(self) -> None:
-        if self._ps.closed:
-            raise ConfigError(
-                f'this worker ("{self._groups.name}") is closed',
-                expected="an open worker",
-                got="a closed one",
-                advice="make another one",
-            )
-
-    def _check_may_push(self, grads: Mapping[str, Any]) -> None:
-        """Raises if no gradient may be pushed now, or `grads` is not a mapping."""
-        self._check_open()
-        check_mapping("gradients", "gradients", grads)
-        check_given(grads)
-        if not self._has_begun():
-            raise ConfigError(
-                "the warm start is not over" if self._warm_up.waits else "this worker's turn has not come",
-                expected="a worker whose ready() is True",
-                got="one that waits",
-                advice="call ready() until it returns True",
-            )
-        if self._together.reported and grads:
-            raise ConfigError(
-                "ready() has ended the gradients of this step",
-                expected="step({})",
-                got=f"gradients of {quoted(sorted(grads))}",
-            )
+        self._together.check_open()
+        return self._steps.ready()
 
     @property
     def global_step(self) -> int:
@@ -661,16 +378,16 @@ class Worker:
         >>> a.global_step, b.global_step  # b has not fetched since
         (3, 2)
         """
-        return self._progress.now(self._steps)
+        return self._progress.now(self._tally.steps)
 
     def flush(self) -> None:
         """Pushes all waiting gradients and returns when every push is acknowledged; `params` do not change.
 
         What error feedback holds, and what was refused or fenced, goes with the next step's push.
         """
-        self._check_open()
-        self._land()
-        self._pushes.flush(self._lr, self._fetches.installed)
+        self._together.check_open()
+        self._steps.land()
+        self._pushes.flush(self._fetches.installed)
 
     def push_model(self) -> None:
         """Assigns `params` to the servers' tensors; use it after something else wrote to `params`.
@@ -695,7 +412,7 @@ class Worker:
 
     def push_values(self, exact: Mapping[str, Array]) -> None:
         """Internal: as `push_model`, with these float32 values in place of what `params` show of them."""
-        self._check_open()
+        self._together.check_open()
         assigned: dict[str, Any] = {**self.params, **exact}
         for name, values in assigned.items():
             if not finite(np.asarray(values)):
@@ -706,7 +423,7 @@ class Worker:
                     got="NaN or infinity",
                     advice="nothing was dropped or assigned",
                 )
-        self._land()
+        self._steps.land()
         self._pushes.rest()
         self._pushes.forget()
         for name, values in assigned.items():
@@ -721,10 +438,10 @@ class Worker:
         Raises:
             FastpsError: The fetch failed.
         """
-        self._check_open()
-        self._restart()
+        self._together.check_open()
+        self._steps.restart()
         self._progress.restart()
-        self._watched.note()
+        self._fetches.watched.note()
 
     # -- state -----------------------------------------------------------------------------------------------
 
@@ -740,13 +457,13 @@ class Worker:
             ``fragments``: those of each fragment; ``mixing``: the number of the one whose version is to be
             installed, and 1 if that was made without this worker.
         """
-        self._land()
+        self._steps.land()
         self._pushes.rest()
         return {
-            "step": self._steps,
-            "params": {n: p.copy() for n, p in self.params.items()} if self._is_local else {},
+            "step": self._tally.steps,
+            "params": {n: p.copy() for n, p in self.params.items()} if computes(self._steps.mode) else {},
             **self._pushes.state_dict(),
-            **({} if self._exchanges is None else self._exchanges.rounds.state_dict()),
+            **({} if self._steps.rounds is None else self._steps.rounds.state_dict()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -759,23 +476,14 @@ class Worker:
             ConfigError, ShapeError: The state is of other parameters, or of a mode or codec that this worker
                 does not have; nothing is changed.
         """
-        self._watched.check()
+        self._fetches.watched.check()
         self.check_state(state)
-        self._land()
+        self._steps.land()
         self._pushes.rest()
         self._fetches.under_way.clear()
-        if self._local is None:
-            self._fetches.now()
         self._progress.restart()
-        self._steps = int(state["step"])
-        if self._exchanges is None:
-            for name, values in state["params"].items():
-                self.params[name][...] = values
-        else:
-            self._exchanges.begin()
-            steps, samples = self._exchanges.rounds.load_state_dict(state)
-            self._steps -= steps
-            self._tally.samples[1] += samples
+        self._tally.steps = int(state["step"])
+        self._steps.load_state_dict(state)
         self._pushes.load_state_dict(state)
 
     def save(self, path: File) -> None:
@@ -833,8 +541,8 @@ class Worker:
             a dict from staleness (largest of a push's tensors) to pushes; ``staleness_p50``,
             ``staleness_p99``: None before the first push.
         """
-        self._note_lost()
-        return {"steps": self._steps, **self._tally.stats(self._names)}
+        self._pushes.note_lost(stacklevel=2)
+        return self._tally.stats(self.params)
 
     def close(self) -> None:
         """Calls `flush`, then ends this worker's session (not that of `ps`).
@@ -844,22 +552,22 @@ class Worker:
         if self._ps.closed:
             return
         try:
-            self._watched.warn(stacklevel=2)
+            self._fetches.watched.warn(stacklevel=2)
             self.flush()
             self._groups.leave()
         except BaseException as error:
             self._give_up(error)
             raise
-        self._note_lost()
+        self._pushes.note_lost(stacklevel=2)
         self._own.closed()
-        self._one_call.drop()
+        self._steps.close()
         self._ps.close()
 
     def __repr__(self) -> str:
         """Shows local knowledge; asks no server."""
-        closed = ", closed" * self._ps.closed
+        steps, closed = counted(self._tally.steps, "step"), ", closed" * self._ps.closed
         return (
-            f'<fastps.Worker "{self._groups.name}" {self.mode!r}, {counted(self._steps, "step")}, '
+            f'<fastps.Worker "{self._groups.name}" {self.mode!r}, {steps}, '
             f"tensors {some(self.params)}{closed}>"
         )
 
@@ -867,7 +575,7 @@ class Worker:
         known = {
             "name": self._groups.name,
             "mode": self.mode,
-            "steps": self._steps,
+            "steps": self._tally.steps,
             "tensors": some(self.params),
         }
         return table("fastps.Worker", known | ({"state": "closed"} if self._ps.closed else {}))
@@ -905,13 +613,14 @@ class Worker:
 
     def updates(self) -> int:
         """Internal: the updates that the run has taken by now."""
-        return updates_of(self._ps, self._names)
+        return updates_of(self._ps, self.params)
 
     def refresh(self) -> None:
         """Internal: fetches, unless that would undo local steps or hide writes that the next step reports."""
-        holds = self._exchanges is not None and self._exchanges.rounds.holds
-        if self._local is None and not self._watched.written and not holds:
-            self._restart()
+        rounds = self._steps.rounds
+        holds = computes(self._steps.mode) if rounds is None else rounds.holds
+        if not holds and not self._fetches.watched.written:
+            self._steps.restart()
 
     def refresh_by(self, method: Callable[[], object]) -> None:
         """Internal: calls this method of an adapter, which calls `refresh`, instead of that."""
@@ -933,30 +642,24 @@ class Worker:
 
     def unchanged(self) -> dict[str, Array]:
         """Internal: the servers' values of the tensors of which `params` must have the same ones."""
-        return {} if self._is_local else self._fetches.unchanged()
-
-    @property
-    def _is_local(self) -> bool:
-        """True if `params` differ from the servers' values between fetches."""
-        return self._local is not None or self._exchanges is not None
+        return {} if computes(self._steps.mode) else self._fetches.unchanged()
 
     @property
     def at_version(self) -> bool:
         """Internal: True if values were installed after the last local step."""
-        return self._exchanges is None or self._exchanges.rounds.installed
+        return self._steps.rounds is None or self._steps.rounds.installed
 
     def check_samples(self, samples: Any) -> None:
         """Internal: raises unless a step can have these samples now."""
-        self._check_open()
+        self._together.check_open()
         if samples is not None:
             as_samples(samples)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Internal: raises unless a state of `state_dict` fits."""
-        residuals, own = self._pushes.keeps_residuals, self._exchanges
-        check_state(state, self.params, local=self._is_local, residuals=residuals, rounds=own is not None)
-        if own is not None:
-            own.rounds.check_state(state)
+        check_state(state, self.params, self._steps.mode, residuals=self._pushes.keeps_residuals)
+        if self._steps.rounds is not None:
+            self._steps.rounds.check_state(state)
 
     def first_step(self, states: Mapping[str, str], cure: str) -> None:
         """Internal: at the first step, gives a warning if another process draws the same batches.
@@ -969,36 +672,33 @@ class Worker:
         if self._seeds is not None:
             self._seeds.compare(states, cure, stacklevel=4)
 
-    def step_at_once(
+    def take(
         self,
-        grads: Mapping[str, Any],
+        given: Any,
+        samples: float | None,
         lr: Rates,
         loss: float | None,
+        note: str | None,
+        convert: Callable[[], Mapping[str, Any]] | None = None,
         threads: int = 0,
-        note: str | None = None,
-    ) -> bool:
-        """Internal: pushes and fetches in one call; False if that is not possible, and then nothing was done.
+    ) -> None:
+        """Internal: takes a step, whose arguments are checked, and reports it.
 
         Args:
-            grads, lr, loss, note: As for `step`.
+            given: Gradients or values, as the mode takes.
+            samples, lr, loss, note: As for `step`.
+            convert: Returns the gradients as `step` takes them, if several calls need that; None: as given.
             threads: How many threads torch has, if those are to do the work instead of the store's.
         """
         if self._reporter is not None:
             self._reporter.begin()
-        mode = self._mode
-        try:
-            exchanged = self._one_call.run(grads, lr, mode, note, threads)
-            if exchanged is None:
-                return False
-            self._steps, self._lr, self._tally.acknowledged = self._steps + 1, lr, NOTHING
-            self._one_call.finish(grads, exchanged, mode)
-        except BaseException:
-            if mode.shares_versions:  # the next gradient needs the present one, which may not be noted
-                with contextlib.suppress(FastpsError):  # the error is the one to see
-                    self._fetches.now()
-            raise
-        self._note_step(loss, lr)
-        return True
+        self._steps.step(given, samples, lr, note, convert, threads)
+        if self._reporter is not None:
+            self._reporter.end(self._tally.steps, loss)
+        if self._on_step is not None:
+            rate = max(lr.values(), default=None) if isinstance(lr, Mapping) else lr
+            steps, (staleness, sent, scale, momentum) = self._tally.steps, self._tally.acknowledged
+            self._on_step(Step(steps, loss, staleness, sent, scale, self.global_step, rate, momentum))
 
     # -- how -------------------------------------------------------------------------------------------------
 
@@ -1010,42 +710,7 @@ class Worker:
                     self._groups.leave(timeout=1.0)
             finally:
                 self._own.closed()
-                self._one_call.drop()
+                self._steps.close()
                 self._ps.close()
         except Exception as late:
             error.add_note(f"closing the worker also failed: {late}")
-
-    def _note_lost(self) -> None:
-        """Counts the pushes that restarted servers lost; training continues as if they had not been made."""
-        lost = [Lost._make(fields) for fields in self._native.lost()]
-        self._tally.lose(lost)
-        warn_of(lost, "worker", stacklevel=3)
-
-    def _note_step(self, loss: float | None, lr: Rates) -> None:
-        """Reports the step that has ended to the servers and to ``on_step``."""
-        if self._reporter is not None:
-            self._reporter.end(self._steps, loss)
-        if self._on_step is not None:
-            self._on_step(self._report(loss, lr))
-
-    def _report(self, loss: float | None, lr: Rates) -> Step:
-        """Describes the last step."""
-        rate = max(lr.values(), default=None) if isinstance(lr, Mapping) else lr
-        staleness, sent, scale, momentum = self._tally.acknowledged
-        return Step(self._steps, loss, staleness, sent, scale, self.global_step, rate, momentum)
-
-    def _exchange(self, k: int, fetch: bool) -> None:
-        if self._mode.waits_for_others:
-            if fetch:
-                self._together.end(self._mode)
-            return
-        if not self._mode.overlap:
-            try:
-                if fetch:  # follows the push on the same connection, so the values contain it
-                    self._fetches.now()
-            finally:
-                self._pushes.finish()
-            return
-        if fetch:
-            self._fetches.start(k + self._pull_every)
-        self._fetches.install(k)

@@ -9,7 +9,7 @@ from fastps._shared.kept import is_kept
 from fastps._shared.text import ago, some
 from fastps._shared.types import Array
 from fastps.parameter_server import ParameterServer
-from fastps.worker.run.updates import updates_of
+from fastps.worker.run.progress import updates_of
 
 __all__ = ["note_continuation"]
 

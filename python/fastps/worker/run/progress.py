@@ -1,14 +1,15 @@
-"""Counts the servers' steps from the versions that a worker receives anyway."""
+"""The steps that a run has taken, mostly from the versions that a worker receives anyway."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import sub
 
 from fastps._fastps import Versions
 from fastps.parameter_server import ParameterServer
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "updates_of"]
 
 #: Interval at which a worker whose values are views of a store asks, in its steps.
 _ASK_EVERY = 20
@@ -115,3 +116,19 @@ class Progress:
             if former == before:
                 break
         return tuple(map(sub, before, steps))
+
+
+def updates_of(ps: ParameterServer, names: Collection[str]) -> int:
+    """Returns the optimizer steps of the tensor that has taken the most, at least.
+
+    Args:
+        ps: The store or servers.
+        names: The run's tensors, at least one.
+    """
+    # Not all changes are steps, and a checkpoint's steps are no changes: the smallest tensor says how many.
+    # Its steps are read first, so that one taken meanwhile is left out rather than counted twice.
+    smallest = min(names, key=lambda name: math.prod(ps.spec(name).shape))
+    steps = int(ps.state(smallest)["step"][0])
+    versions = ps.versions(list(names))
+    no_steps = versions.slices(smallest)[0] - steps
+    return max(0, max(max(versions.slices(name)) for name in names) - no_steps)

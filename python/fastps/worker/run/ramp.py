@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from fastps.parameter_server import ParameterServer
 from fastps.worker.run.groups import Groups
+from fastps.worker.run.progress import updates_of
 from fastps.worker.run.reporter import Reporter
-from fastps.worker.run.updates import updates_of
 
 __all__ = ["PATIENCE", "Ramp"]
 
@@ -51,13 +51,10 @@ class Ramp:
         self._seen = -1, 0.0
         self.waits = False
 
-    def begin(self) -> None:
-        """Begins to wait."""
+    def begin(self, wait: bool) -> None:
+        """Begins to wait; returns when the worker's turn has come, if `wait`."""
         self.waits = self._every is not None
-
-    def wait(self) -> None:
-        """Returns when the worker's turn has come."""
-        while self.waits:
+        while wait and self.waits:
             asked = time.monotonic()
             if not self.ended():
                 time.sleep(max(_PAUSE, _PAUSES * (time.monotonic() - asked)))

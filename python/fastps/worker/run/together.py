@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from fastps.errors import FastpsError, LeaseError, PartialPush
+from fastps.errors import ConfigError, FastpsError, LeaseError, PartialPush
 from fastps.modes import Mode
 from fastps.parameter_server import ParameterServer
 from fastps.store import Store
@@ -36,6 +36,16 @@ class Together:
         self._idle = False
         self._contribute: weakref.WeakMethod[Callable[[bool], bool | None]] | None = None
         self._refresh: weakref.WeakMethod[Callable[[], object]] | None = None
+
+    def check_open(self) -> None:
+        """Raises `ConfigError` if the worker is closed."""
+        if self._ps.closed:
+            raise ConfigError(
+                f'this worker ("{self._groups.name}") is closed',
+                expected="an open worker",
+                got="a closed one",
+                advice="make another one",
+            )
 
     def begin(self) -> None:
         """Waits until the step may begin."""

@@ -41,6 +41,9 @@ class WarmUp:
 
     def join(self, wait: bool) -> None:
         """Joins the groups; waits for the end of a warm start that another worker leads, if `wait`."""
+        if not self._mode.warm_up_steps:
+            self._groups.bind(self._mode)
+            return
         leads = self._groups.warm_up(self._mode, wait)
         self.alone, self.waits = bool(leads), leads is None
 
