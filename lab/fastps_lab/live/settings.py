@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import fastps
@@ -17,53 +19,39 @@ from fastps_lab.live.problems import DIGITS, PLANES
 
 __all__ = ["MOST_WORKERS", "Settings", "pace"]
 
-MOST_WORKERS = 64
 #: Workers at full speed; more of them compute at a tenth of it.
 FAST_WORKERS = 16
 #: Milliseconds that a gradient takes.
 FAST_PACE, SLOW_PACE = 20.0, 200.0
 
-#: Those whose tensors may race; `average` takes values.
-_OPTIMIZERS = tuple(
-    name for name in Optimizer.names() if name != "average" and not name.startswith("schedule_free")
-)
-_CODECS: dict[str, Codec] = {
-    **{name: Codec.named(name) for name in Codec.names()},
-    "stochastic": fastps.Int8(stochastic=True),
-}
+
+def _table() -> dict[str, dict[str, Any]]:
+    """The page's table of settings by their names, with the words that depend on the product."""
+    text = (Path(__file__).parent / "page" / "table.js").read_text(encoding="utf-8")
+    table = json.loads(text[text.index("[") : text.rindex("]") + 1])
+    rows: dict[str, dict[str, Any]] = {row["name"]: row for row in table if "page" not in row}
+    rows["problem"]["words"] = [*PLANES, DIGITS]
+    # Those whose tensors may race; `average` takes values.
+    free = (name for name in Optimizer.names() if not name.startswith("schedule_free"))
+    rows["optimizer"]["words"] = [name for name in free if name != "average"]
+    return rows
+
+
+_ROWS = _table()
+_KINDS: dict[str, type] = {"word": str, "flag": bool, "whole": int, "number": float}
+MOST_WORKERS: int = _ROWS["workers"]["most"]
+
 _DURATIONS: dict[str, Duration] = {
     "constant": Constant(1.0),
     "exponential": Exponential(1.0),
     "pareto": Pareto(1.0),
 }
-_WORDS = {
-    "problem": (*PLANES, DIGITS),
-    "durations": tuple(_DURATIONS),
-    "mode": ("async", "local", "bounded", "sync", "warm"),
-    "on_stale": ("scale", "reject"),
-    "codec": tuple(_CODECS),
-    "optimizer": _OPTIMIZERS,
-}
-_RANGES = {
-    "x": (-100.0, 100.0),
-    "y": (-100.0, 100.0),
-    "workers": (1, MOST_WORKERS),
-    "spread": (1.0, 20.0),
-    "straggler": (1.0, 20.0),
-    "delay": (0.0, 10.0),
-    "push_every": (1, 100),
-    "pull_every": (1, 100),
-    "local_lr": (0.0, 100.0),
-    "bound": (0, 64),
-    "backup": (0, 63),
-    "warm_steps": (1, 1000),
-    "max_staleness": (-1, 1000),
-    "seed": (0, 2**32 - 1),
-    "lr": (0.0, 100.0),
-    "momentum": (0.0, 0.999),
-}
 #: Settings that running workers adopt, or that change only their number.
 _WHILE_RUNNING = ("workers", "durations", "spread", "straggler", "delay", "lr")
+
+
+def _usual(name: str) -> Any:
+    return _KINDS[_ROWS[name]["kind"]](_ROWS[name]["usual"])
 
 
 @dataclass(frozen=True)
@@ -90,41 +78,40 @@ class Settings:
         optimizer, lr, momentum, nesterov: The servers' optimizer.
     """
 
-    problem: str = "beale"
-    x: float = 1.0
-    y: float = 1.0
-    workers: int = 8
-    durations: str = "exponential"
-    spread: float = 1.0
-    straggler: float = 1.0
-    delay: float = 0.0
-    mode: str = "async"
-    push_every: int = 5
-    pull_every: int = 5
-    local_lr: float = 0.001
-    bound: int = 3
-    backup: int = 1
-    warm_steps: int = 20
-    max_staleness: int = -1
-    on_stale: str = "scale"
-    delay_adaptive: bool = True
-    momentum_matching: bool = False
-    codec: str = "float32"
-    seed: int = 1
-    optimizer: str = "sgd"
-    lr: float = 0.01
-    momentum: float = 0.0
-    nesterov: bool = False
+    problem: str = _usual("problem")
+    x: float = _usual("x")
+    y: float = _usual("y")
+    workers: int = _usual("workers")
+    durations: str = _usual("durations")
+    spread: float = _usual("spread")
+    straggler: float = _usual("straggler")
+    delay: float = _usual("delay")
+    mode: str = _usual("mode")
+    push_every: int = _usual("push_every")
+    pull_every: int = _usual("pull_every")
+    local_lr: float = _usual("local_lr")
+    bound: int = _usual("bound")
+    backup: int = _usual("backup")
+    warm_steps: int = _usual("warm_steps")
+    max_staleness: int = _usual("max_staleness")
+    on_stale: str = _usual("on_stale")
+    delay_adaptive: bool = _usual("delay_adaptive")
+    momentum_matching: bool = _usual("momentum_matching")
+    codec: str = _usual("codec")
+    seed: int = _usual("seed")
+    optimizer: str = _usual("optimizer")
+    lr: float = _usual("lr")
+    momentum: float = _usual("momentum")
+    nesterov: bool = _usual("nesterov")
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Settings:
         """Settings from JSON; `RefusedError` names the first one that is unknown or out of range."""
-        known: dict[str, Any] = {field.name: field.default for field in fields(cls)}
         for name, value in given.items():
-            if name not in known:
-                raise RefusedError(400, f"unknown setting: expected one of {', '.join(known)}, got {name!r}")
-            _check(name, value, type(known[name]))
-        settings = cls(**{name: type(known[name])(value) for name, value in given.items()})
+            if name not in _ROWS:
+                raise RefusedError(400, f"unknown setting: expected one of {', '.join(_ROWS)}, got {name!r}")
+            _check(value, **_ROWS[name])
+        settings = cls(**{name: _KINDS[_ROWS[name]["kind"]](value) for name, value in given.items()})
         try:
             settings.fastps_mode()
             settings.fastps_optimizer()
@@ -184,7 +171,7 @@ class Settings:
 
     def fastps_codec(self) -> Codec:
         """The codec of pushes."""
-        return _CODECS[self.codec]
+        return fastps.Int8(stochastic=True) if self.codec == "stochastic" else Codec.named(self.codec)
 
 
 def pace(workers: int) -> float:
@@ -192,15 +179,23 @@ def pace(workers: int) -> float:
     return (FAST_PACE if workers <= FAST_WORKERS else SLOW_PACE) / 1000
 
 
-def _check(name: str, value: Any, kind: type) -> None:
-    if name in _WORDS:
-        good, expected = value in _WORDS[name] if isinstance(value, str) else False, " or ".join(_WORDS[name])
-    elif kind is bool:
+def _check(
+    value: Any,
+    name: str,
+    kind: str,
+    words: Sequence[str] = (),
+    least: float = 0,
+    most: float = 0,
+    **_: Any,
+) -> None:
+    """Raises `RefusedError` unless a value is one that its row of the table has."""
+    if kind == "word":
+        good, expected = value in words if isinstance(value, str) else False, " or ".join(words)
+    elif kind == "flag":
         good, expected = isinstance(value, bool), "true or false"
     else:
-        least, most = _RANGES[name]
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        good = number and least <= value <= most and (kind is float or value == int(value))
-        expected = f"{'an integer' if kind is int else 'a number'} from {least:g} to {most:g}"
+        good = number and least <= value <= most and (kind == "number" or value == int(value))
+        expected = f"{'an integer' if kind == 'whole' else 'a number'} from {least:g} to {most:g}"
     if not good:
         raise RefusedError(400, f"invalid {name}: expected {expected}, got {str(value)[:80]!r}")

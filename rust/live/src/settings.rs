@@ -371,6 +371,32 @@ mod tests {
         assert!(with(&[(OPTIMIZER_AT + 4, 0.5)]).is_err());
     }
 
+    /// The page and the real workers share a table, whose rows are those of the core.
+    #[test]
+    fn the_table_of_the_page_has_the_names_and_words_of_the_core() {
+        let text = include_str!("../../../lab/fastps_lab/live/page/table.js");
+        let (from, to) = (text.find('[').unwrap(), text.rfind(']').unwrap());
+        let rows: Vec<serde_json::Value> = serde_json::from_str(&text[from..=to]).unwrap();
+        for row in rows {
+            let name = row["name"].as_str().unwrap();
+            assert!(
+                ["lr", "momentum", "nesterov"].contains(&name) || FIELDS.iter().any(|(own, _)| *own == name),
+                "{name}"
+            );
+            let own: &[&str] = match name {
+                "durations" => &DURATIONS,
+                "mode" => &MODES,
+                "codec" => &CODECS,
+                _ => continue,
+            };
+            let words = row["words"].as_array().unwrap();
+            assert_eq!(words.len(), own.len(), "{name}");
+            for (word, own) in words.iter().zip(own) {
+                assert!(own.to_lowercase().contains(word.as_str().unwrap()), "{name} {word}");
+            }
+        }
+    }
+
     #[test]
     fn modes_take_their_numbers() {
         let sync = with(&[(9, 3.0), (15, 1.0)]).unwrap();

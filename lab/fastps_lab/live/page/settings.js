@@ -1,47 +1,46 @@
-// What a visitor may choose: one table for the controls, the fragment, the core and the real workers.
+// What a visitor may choose, in the form of the controls, the fragment, the core and the real workers.
 
 import { slugOf } from "./engine/core.js";
+import { TABLE } from "./table.js";
 
-export const CODECS = ["float32", "bfloat16", "int8", "stochastic", "onebit"];
-const WORDS = {
-  durations: ["constant", "exponential", "pareto"],
-  mode: ["async", "local", "bounded", "sync", "warm"],
-  on_stale: ["scale", "reject"],
-  codec: CODECS,
-};
+const ROWS = new Map(TABLE.map((row) => [row.name, row]));
+
+export const DEFAULTS = Object.fromEntries(TABLE.map(({ name, usual }) => [name, usual]));
+
+export const CODECS = ROWS.get("codec").words;
 
 /**
- * The controls in their order. `when` says for which other settings one means something; `real` is false for
- * what real workers refuse.
+ * The controls in their order, each with its row of the table. `kind` is how it looks, where that differs; `when`
+ * says for which other settings it means something.
  */
 export const CONTROLS = [
-  { name: "problem", label: "Problem", group: "Problem", kind: "word" },
-  { name: "x", label: "Start x", group: "Problem", kind: "number", least: -100, most: 100, when: (s) => s.problem !== "digits" },
-  { name: "y", label: "Start y", group: "Problem", kind: "number", least: -100, most: 100, when: (s) => s.problem !== "digits" },
-  { name: "workers", label: "Workers", group: "Workers", kind: "whole", least: 1, most: 64 },
-  { name: "durations", label: "Times of gradients", group: "Workers", kind: "word" },
-  { name: "spread", label: "Spread of speeds", group: "Workers", kind: "slide", least: 1, most: 20, step: 0.5, unit: "×" },
-  { name: "straggler", label: "One straggler", group: "Workers", kind: "slide", least: 1, most: 20, step: 0.5, unit: "× slower" },
-  { name: "delay", label: "Delay each way", group: "Workers", kind: "slide", least: 0, most: 10, step: 0.25, unit: "gradients" },
-  { name: "seed", label: "Seed", group: "Workers", kind: "whole", least: 0, most: 4294967295, plain: true },
-  { name: "mode", label: "Mode", group: "Mode", kind: "word" },
-  { name: "push_every", label: "push_every", group: "Mode", kind: "whole", least: 1, most: 100, plain: true, when: (s) => s.mode === "local" },
-  { name: "pull_every", label: "pull_every", group: "Mode", kind: "whole", least: 1, most: 100, plain: true, when: (s) => s.mode === "local" },
-  { name: "local_lr", label: "Local rate", group: "Mode", kind: "rate", least: 0, most: 100, when: (s) => s.mode === "local" },
-  { name: "bound", label: "staleness", group: "Mode", kind: "whole", least: 0, most: 64, when: (s) => s.mode === "bounded" },
-  { name: "backup", label: "Backup workers", group: "Mode", kind: "whole", least: 0, most: 63, when: (s) => s.mode === "sync" },
-  { name: "warm_steps", label: "Steps alone", group: "Mode", kind: "whole", least: 1, most: 1000, plain: true, when: (s) => s.mode === "warm" },
-  { name: "max_staleness", label: "Staleness limit", group: "Mode", kind: "slide", least: -1, most: 64, step: 1, none: -1, unit: "", when: isFree },
-  { name: "on_stale", label: "Beyond it", group: "Mode", kind: "word", when: (s) => isFree(s) && s.max_staleness >= 0 },
-  { name: "delay_adaptive", label: "Scale down the stale ones", group: "Mode", kind: "flag", when: isFree },
-  { name: "momentum_matching", label: "Match the momentum", group: "Mode", kind: "flag", when: (s) => isFree(s) && hasMomentum(s) },
-  { name: "optimizer", label: "Optimizer", group: "Optimizer", kind: "word" },
-  { name: "lr", label: "Rate", group: "Optimizer", kind: "rate", least: 0, most: 100 },
-  { name: "momentum", label: "Momentum", group: "Optimizer", kind: "slide", least: 0, most: 0.99, step: 0.01, unit: "", when: (s) => hasMomentum(s) },
-  { name: "nesterov", label: "Nesterov's form", group: "Optimizer", kind: "flag", when: (s) => s.optimizer === "sgd" && s.momentum > 0 },
-  { name: "codec", label: "Codec", group: "Codec", kind: "word" },
-  { name: "error_feedback", label: "Error feedback", group: "Codec", kind: "flag", when: (s) => s.codec !== "float32", page: true },
-];
+  { name: "problem", label: "Problem", group: "Problem" },
+  { name: "x", label: "Start x", group: "Problem", when: (s) => s.problem !== "digits" },
+  { name: "y", label: "Start y", group: "Problem", when: (s) => s.problem !== "digits" },
+  { name: "workers", label: "Workers", group: "Workers" },
+  { name: "durations", label: "Times of gradients", group: "Workers" },
+  { name: "spread", label: "Spread of speeds", group: "Workers", kind: "slide", step: 0.5, unit: "×" },
+  { name: "straggler", label: "One straggler", group: "Workers", kind: "slide", step: 0.5, unit: "× slower" },
+  { name: "delay", label: "Delay each way", group: "Workers", kind: "slide", step: 0.25, unit: "gradients" },
+  { name: "seed", label: "Seed", group: "Workers", plain: true },
+  { name: "mode", label: "Mode", group: "Mode" },
+  { name: "push_every", label: "push_every", group: "Mode", plain: true, when: (s) => s.mode === "local" },
+  { name: "pull_every", label: "pull_every", group: "Mode", plain: true, when: (s) => s.mode === "local" },
+  { name: "local_lr", label: "Local rate", group: "Mode", kind: "rate", when: (s) => s.mode === "local" },
+  { name: "bound", label: "staleness", group: "Mode", when: (s) => s.mode === "bounded" },
+  { name: "backup", label: "Backup workers", group: "Mode", when: (s) => s.mode === "sync" },
+  { name: "warm_steps", label: "Steps alone", group: "Mode", plain: true, when: (s) => s.mode === "warm" },
+  { name: "max_staleness", label: "Staleness limit", group: "Mode", kind: "slide", step: 1, none: -1, unit: "", when: isFree },
+  { name: "on_stale", label: "Beyond it", group: "Mode", when: (s) => isFree(s) && s.max_staleness >= 0 },
+  { name: "delay_adaptive", label: "Scale down the stale ones", group: "Mode", when: isFree },
+  { name: "momentum_matching", label: "Match the momentum", group: "Mode", when: (s) => isFree(s) && hasMomentum(s) },
+  { name: "optimizer", label: "Optimizer", group: "Optimizer" },
+  { name: "lr", label: "Rate", group: "Optimizer", kind: "rate" },
+  { name: "momentum", label: "Momentum", group: "Optimizer", kind: "slide", step: 0.01, unit: "", when: (s) => hasMomentum(s) },
+  { name: "nesterov", label: "Nesterov's form", group: "Optimizer", when: (s) => s.optimizer === "sgd" && s.momentum > 0 },
+  { name: "codec", label: "Codec", group: "Codec" },
+  { name: "error_feedback", label: "Error feedback", group: "Codec", when: (s) => s.codec !== "float32" },
+].map((control) => ({ ...ROWS.get(control.name), ...control }));
 
 function isFree(settings) {
   return settings.mode === "async" || settings.mode === "warm";
@@ -50,35 +49,6 @@ function isFree(settings) {
 export function hasMomentum(settings) {
   return settings.optimizer === "sgd" || settings.optimizer === "rmsprop";
 }
-
-export const DEFAULTS = {
-  problem: "beale",
-  x: 1,
-  y: 1,
-  workers: 8,
-  durations: "exponential",
-  spread: 1,
-  straggler: 1,
-  delay: 0,
-  seed: 1,
-  mode: "async",
-  push_every: 5,
-  pull_every: 5,
-  local_lr: 0.001,
-  bound: 3,
-  backup: 1,
-  warm_steps: 20,
-  max_staleness: -1,
-  on_stale: "scale",
-  delay_adaptive: true,
-  momentum_matching: false,
-  optimizer: "sgd",
-  lr: 0.01,
-  momentum: 0,
-  nesterov: false,
-  codec: "float32",
-  error_feedback: true,
-};
 
 export const BY_NAME = new Map(CONTROLS.map((control) => [control.name, control]));
 
@@ -107,7 +77,7 @@ export function choices(name, core) {
     const all = core.about.optimizers.map((one) => [slugOf(one.name), one.name]);
     return all.filter(([slug]) => slug !== "average"); // it takes values, not gradients
   }
-  return WORDS[name].map((word) => [word, LABELS[word]]);
+  return ROWS.get(name).words.map((word) => [word, LABELS[word]]);
 }
 
 /** The nearest valid value of a control, and whether it is another one than given. */
@@ -125,8 +95,7 @@ export function nearest(name, given, core) {
   const number = typeof given === "string" && given.trim() === "" ? NaN : Number(given);
   if (Number.isNaN(number)) return [fall, true];
   let value = Math.min(control.most, Math.max(control.least, number));
-  const whole = control.kind === "whole" || name === "max_staleness";
-  if (whole) value = Math.round(value);
+  if (ROWS.get(name).kind === "whole") value = Math.round(value);
   return [value, value !== number];
 }
 
@@ -157,11 +126,10 @@ export function vectorOf(chosen, core, more = {}) {
     vector[core.fields.get(field)] = Number(value);
   };
   const optimizer = core.optimizer(settings.optimizer);
-  for (const name of ["x", "y", "workers", "spread", "straggler", "delay", "push_every", "pull_every", "local_lr",
-    "bound", "backup", "warm_steps", "max_staleness", "delay_adaptive", "momentum_matching", "error_feedback", "seed"]) {
-    put(name, settings[name]);
+  for (const { name, words } of TABLE) {
+    if (words !== undefined) put(name, words.indexOf(settings[name]));
+    else if (core.fields.has(name)) put(name, settings[name]);
   }
-  for (const name of ["durations", "mode", "on_stale", "codec"]) put(name, WORDS[name].indexOf(settings[name]));
   put("problem", core.problem(settings.problem).id);
   put("overlap", 0);
   put("optimizer", optimizer.id);
