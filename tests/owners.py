@@ -68,9 +68,11 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 class Server:
     """A server of one shard, in a process of its own."""
 
-    def __init__(self, data: Path, url: str, *options: str, lease: float = LEASE) -> None:
-        (port,) = free_ports(1)
-        self.address = f"127.0.0.1:{port}"
+    def __init__(
+        self, data: Path, url: str, *options: str, lease: float = LEASE, address: str | None = None
+    ) -> None:
+        self.address = address or f"127.0.0.1:{free_ports(1)[0]}"
+        port = self.address.rpartition(":")[2]
         self.data, self.log_file = data, data.with_name(f"{data.name}-{port}.log")
         arguments = ["--listen", self.address, "--web", "off", "--data-dir", str(data)]
         # A shard that is taken over is copied to where it was.
@@ -105,8 +107,10 @@ class Server:
 
 
 @contextmanager
-def server(data: Path, url: str, *options: str, lease: float = LEASE) -> Iterator[Server]:
-    one = Server(data, url, *options, lease=lease)
+def server(
+    data: Path, url: str, *options: str, lease: float = LEASE, address: str | None = None
+) -> Iterator[Server]:
+    one = Server(data, url, *options, lease=lease, address=address)
     try:
         yield one
     finally:

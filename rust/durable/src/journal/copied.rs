@@ -11,10 +11,10 @@ use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
 impl Journal {
-    /// The place before which everything is synced.
-    pub fn synced(&self) -> LogPosition {
-        let (segment, offset) = self.log.synced();
-        LogPosition { segment, offset }
+    /// The position of the log before which everything is synced, and its place in the files.
+    pub fn synced(&self) -> (u64, LogPosition) {
+        let (position, (segment, offset)) = self.log.synced_position();
+        (position, LogPosition { segment, offset })
     }
 
     /// Where the log is copied from if it is copied up to `copied`: from there, or, if that is no longer here,

@@ -217,6 +217,12 @@ impl Log {
         self.queue().synced
     }
 
+    /// The same, and the position of the log there.
+    pub(crate) fn synced_position(&self) -> (Position, (u64, u64)) {
+        let queue = self.queue();
+        (queue.written, queue.synced)
+    }
+
     /// Returns whether callers should wait for [`Log::when_room`].
     pub(crate) fn is_full(&self) -> bool {
         self.queue().is_full()

@@ -5,6 +5,7 @@
 //! no more memory than it has; its pins can be taken back at any time by resetting its stream.
 
 use crate::measures::{Measures, OpenRequest};
+use crate::persistence::Files;
 use fastps_core::error::{Error, Result};
 use fastps_core::failpoint::reach;
 use fastps_core::frame::Applied;
@@ -52,13 +53,25 @@ pub(crate) struct AnswerSlot {
     permit: OwnedPermit<QueuedAnswer>,
     busy: Busy,
     asked: Option<OpenRequest>,
-    /// Journal in which everything that the answer reports must be durable before it is sent.
-    until_durable: Option<Arc<Journal>>,
+    /// What must happen before it is sent to everything that the answer reports.
+    until: Until,
+}
+
+/// What an answer waits for.
+#[derive(Default)]
+pub(crate) enum Until {
+    #[default]
+    Now,
+    /// It is durable.
+    Durable(Arc<Journal>),
+    /// It is also copied. The answer to a question about a receipt waits as the receipt does: whether until it is
+    /// durable.
+    Copied(Files, bool),
 }
 
 impl AnswerSlot {
     pub(crate) fn new(permit: OwnedPermit<QueuedAnswer>, budget: &MemoryBudget) -> Self {
-        Self { permit, busy: budget.busy(), asked: None, until_durable: None }
+        Self { permit, busy: budget.busy(), asked: None, until: Until::Now }
     }
 
     /// The slot of the answer to this request.
@@ -66,16 +79,31 @@ impl AnswerSlot {
         Self { asked: Some(asked), ..self }
     }
 
-    /// The answer waits until all that is logged when it is made is durable. A refusal changes nothing, and
-    /// does not wait.
-    pub(crate) fn after(self, journal: Option<&Arc<Journal>>) -> Self {
-        Self { until_durable: journal.cloned(), ..self }
+    /// The answer waits until all that is logged when it is made is durable, or copied. A refusal changes nothing,
+    /// and does not wait.
+    pub(crate) fn after(self, until: Until) -> Self {
+        Self { until, ..self }
+    }
+
+    /// The answer is the receipt of a gradient, which does not wait for a copy.
+    pub(crate) fn as_receipt(self) -> Self {
+        let until = match self.until {
+            Until::Copied(files, true) => files.journal().cloned().map_or(Until::Now, Until::Durable),
+            Until::Copied(_, false) => Until::Now,
+            until => until,
+        };
+        Self { until, ..self }
     }
 
     pub(crate) fn send(mut self, what: Result<Owed, Status>) {
-        match self.until_durable.take().filter(|_| what.is_ok()) {
-            Some(journal) => journal.when_durable(journal.position(), move || self.send_now(what)),
-            None => self.send_now(what),
+        match std::mem::take(&mut self.until) {
+            Until::Durable(journal) if what.is_ok() => {
+                journal.when_durable(journal.position(), move || self.send_now(what));
+            }
+            Until::Copied(files, _) if what.is_ok() => {
+                files.when_copied(files.position(), move || self.send_now(what));
+            }
+            _ => self.send_now(what),
         }
     }
 

@@ -222,7 +222,7 @@ fn what_is_copied_is_the_log_over_restarts_and_snapshots() {
         let server = Server::start(&bucket, &data).unwrap();
         assert_eq!(server.files.owner().unwrap().term(), term);
         server.log(100);
-        let synced = server.files.journal().unwrap().synced();
+        let synced = server.files.journal().unwrap().synced().1;
         server.copy_all();
         let (bytes, end) = server.history(at(1, 0));
         assert!(end == synced && end > copied, "term {term}: {end:?}, not {synced:?}");
@@ -247,7 +247,7 @@ fn what_is_copied_is_the_log_over_restarts_and_snapshots() {
     assert_eq!(server.pieces()[0].begin, first);
     for from in [first, second] {
         let (bytes, end) = server.history(from);
-        assert_eq!(end, server.files.journal().unwrap().synced());
+        assert_eq!(end, server.files.journal().unwrap().synced().1);
         assert!(bytes == server.own_log(from, end), "{from:?}");
     }
     let counters = server.files.counters();

@@ -83,6 +83,8 @@ struct Session {
     applied: u64,
     /// Set when pushes are acknowledged only once durable.
     logged: bool,
+    /// The position of the log after its beginning; 0: it is of an earlier process of the server.
+    began: u64,
     /// The worker's last report.
     report: Option<WorkerReport>,
     memory: Charge,
@@ -278,6 +280,18 @@ impl Sessions {
         Ok(Greeted { number, changed: true })
     }
 
+    /// Notes the position of the log after the beginning of a client's session.
+    pub(crate) fn note_beginning(&self, client: u64, position: u64) {
+        if let Some(session) = self.table().live.get_mut(&client) {
+            session.began = position;
+        }
+    }
+
+    /// The position of the log after the beginning of a client's session; 0: it has none, or an old one.
+    pub(crate) fn beginning(&self, client: u64) -> u64 {
+        self.table().live.get(&client).map_or(0, |session| session.began)
+    }
+
     /// Keeps a worker's report.
     pub(crate) fn keep_report(&self, client: u64, report: WorkerReport) {
         if let Some(session) = self.table().live.get_mut(&client) {
@@ -344,9 +358,20 @@ impl Sessions {
         let memory = self.meter.take(Purpose::Identities, SESSION_BYTES)?;
         table.newest += 1;
         let (number, name, owner) = (table.newest, name.to_owned(), principal.cloned());
-        let (applied, report) = (0, None);
-        let session =
-            Session { number, secret, owner, name, last_seen: now, applied, logged, report, memory, held };
+        let (applied, began, report) = (0, 0, None);
+        let session = Session {
+            number,
+            secret,
+            owner,
+            name,
+            last_seen: now,
+            applied,
+            logged,
+            began,
+            report,
+            memory,
+            held,
+        };
         table.count(session.owner.as_ref());
         table.live.insert(client, session);
         table.order.push_back(client);

@@ -81,7 +81,8 @@ fn answer(node: &Node, by: &Caller, m: &pb::HelloRequest, logged: Result<bool>) 
     let greeting = Greeting { client: m.client, secret, principal, budget, name, renew: m.renew, logged };
     let session = node.sessions.hello(&greeting, Instant::now())?;
     if session.changed {
-        node.files.note(|| Event::SessionOpened(m.client, secret));
+        let position = node.files.note(|| Event::SessionOpened(m.client, secret));
+        node.sessions.note_beginning(m.client, position);
         if let Some(journal) = node.files.journal() {
             journal.name(m.client, &m.name);
         }

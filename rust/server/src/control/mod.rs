@@ -51,11 +51,12 @@ enum Conditions {
     Report,
     /// Works while the server drains, too.
     Look,
-    /// Changes something.
+    /// Changes something: answered once that is copied (if the log is), as in all that follow but an opening.
     Change,
     /// Answered once the change is durable (if the server keeps a log).
     Lasting,
-    /// A step of a registration: refused unless it can be made durable, since other shards rely on it.
+    /// A step of a registration: refused unless it can be made durable, since other shards rely on it, and copied
+    /// (if the log is).
     Step,
     /// A step that a restart undoes: refused like the others, and not awaited.
     Opening,
@@ -143,23 +144,25 @@ impl ControlService {
             }
             Ok(caller)
         });
-        let before = self.node.files.position();
+        let files = &self.node.files;
+        let before = files.position();
         let mut answer = allowed.and_then(|caller| handle(&self.node, &caller, message));
+        let after = files.position();
         match conditions {
-            Conditions::Lasting if self.node.files.position() != before => {
-                let _ = self.node.files.durable_to(self.node.files.position()).await;
+            Conditions::Lasting if after != before => {
+                let _ = files.durable_to(after).await;
             }
             // A repeat also waits for the first.
-            Conditions::Step if answer.is_ok() => {
-                let durable = self.node.files.durable_to(self.node.files.steps()).await;
-                answer = durable.and(answer);
-            }
+            Conditions::Step if answer.is_ok() => answer = files.safe_to(files.steps()).await.and(answer),
             Conditions::Report
             | Conditions::Look
             | Conditions::Change
             | Conditions::Lasting
             | Conditions::Step
             | Conditions::Opening => {}
+        }
+        if answer.is_ok() && after != before && !matches!(conditions, Conditions::Opening) {
+            answer = files.copied_to(after).await.and(answer);
         }
         answer.map(Response::new).map_err(|error| convert::status(&self.node.sign(error)))
     }
@@ -199,13 +202,13 @@ impl ControlService {
         }
     }
 
-    /// An answer that names tensors, once the log is durable up to this position: a restart must know them
-    /// all.
-    async fn once_durable<A>(&self, answer: Response<(A, u64)>) -> Result<Response<A>, Status> {
+    /// An answer that names tensors, once the log is safe up to this position: a restart, and who takes the shard
+    /// over, must know them all.
+    async fn once_safe<A>(&self, answer: Response<(A, u64)>) -> Result<Response<A>, Status> {
         let (answer, position) = answer.into_inner();
-        let durable = self.node.files.durable_to(position).await;
+        let safe = self.node.files.safe_to(position).await;
         let failed = |error: Error| convert::status(&self.node.sign(error));
-        durable.map(|()| Response::new(answer)).map_err(failed)
+        safe.map(|()| Response::new(answer)).map_err(failed)
     }
 }
 
@@ -215,7 +218,12 @@ impl Control for ControlService {
         // A restart must remember which clients' pushes wait for the disk.
         let logged = convert::wants_log(request.get_ref().ack);
         let conditions = if matches!(logged, Ok(true)) { Conditions::Lasting } else { Conditions::Change };
-        self.call(request, conditions, |node, by, m| hello::greet(node, by, &m, logged)).await
+        let client = request.get_ref().client;
+        let answer = self.call(request, conditions, |node, by, m| hello::greet(node, by, &m, logged)).await?;
+        // A repeat also waits for the first: a session of which a taker of the shard would know nothing would lose
+        // pushes without a word.
+        let copied = self.node.files.copied_to(self.node.sessions.beginning(client)).await;
+        copied.map(|()| answer).map_err(|error| convert::status(&self.node.sign(error)))
     }
 
     async fn get_map(
@@ -227,7 +235,7 @@ impl Control for ControlService {
             let (entries, next) = map.page(&m.names, &m.after, m.page_size as usize, &by.principal.scope);
             Ok((pb::GetMapResponse { epoch: EPOCH, entries, next }, map.noted()))
         });
-        self.once_durable(page.await?).await
+        self.once_safe(page.await?).await
     }
 
     async fn register(
@@ -236,7 +244,7 @@ impl Control for ControlService {
     ) -> Result<Response<pb::RegisterResponse>, Status> {
         let registered =
             self.call(request, Conditions::Change, |node, by, m| register::register(node, by, &m));
-        self.once_durable(registered.await?).await
+        self.once_safe(registered.await?).await
     }
 
     async fn reserve(
@@ -491,7 +499,7 @@ impl Control for ControlService {
             let marked = node.gate.open_after(cut, || node.files.mark(cut, &name));
             Ok((pb::MarkResponse {}, marked.unwrap_or_else(|| Err(held_too_long()))?))
         });
-        self.once_durable(marked.await?).await
+        self.once_safe(marked.await?).await
     }
 }
 

@@ -7,7 +7,7 @@ mod parts;
 mod push;
 mod vectors;
 
-use crate::answers::{AnswerSlot, Answers, MAX_OWED_ANSWERS, Owed, QueuedAnswer, StreamState};
+use crate::answers::{AnswerSlot, Answers, MAX_OWED_ANSWERS, Owed, QueuedAnswer, StreamState, Until};
 use crate::auth::budget::Account;
 use crate::auth::budget::calls::sleep;
 use crate::auth::caller::Caller;
@@ -216,14 +216,27 @@ impl Exchange {
                         return self.refuse(slot, tag, self.named(frame, error));
                     }
                 }
-                let awaits = logged && changes && !request.verb.is_initial();
-                let journal = self.node.files.journal().filter(|_| awaits);
-                if journal.is_some() {
+                let until = self.until(&request.verb, logged);
+                if !matches!(until, Until::Now) {
                     self.caller.peer.budget.wait_for_disk();
                 }
-                self.perform(&request, slot.after(journal)).await;
+                self.perform(&request, slot.after(until)).await;
             }
             Err(error) => self.refuse(slot, tag, self.named(frame, error)),
+        }
+    }
+
+    /// What an answer waits for. Initial values are part of a registration, which waits for them. With a copy of the
+    /// log, all that is no gradient waits for it: clients and other shards rely on that, whatever their receipts
+    /// promise. Portions are in no log.
+    fn until(&self, verb: &Verb<'_>, logged: bool) -> Until {
+        let files = &self.node.files;
+        match files.journal().filter(|_| verb.changes() && !verb.is_initial()) {
+            Some(_) if files.log_copy().is_some() && !verb.is_gradient() && !matches!(verb, Verb::Portion { .. }) => {
+                Until::Copied(files.clone(), logged)
+            }
+            Some(journal) if logged => Until::Durable(journal.clone()),
+            _ => Until::Now,
         }
     }
 
@@ -367,7 +380,7 @@ impl Exchange {
     fn answer_resolved(&self, tag: u64, resolved: Result<Resolved>, slot: AnswerSlot) {
         match resolved {
             Ok(Resolved::Applied(applied)) => {
-                slot.send(Ok(owed(convert::receipt(tag, &applied.repeated()))));
+                slot.as_receipt().send(Ok(owed(convert::receipt(tag, &applied.repeated()))));
             }
             Ok(Resolved::Fenced) => slot.send(Ok(owed(convert::fenced(tag)))),
             Ok(Resolved::Unknown) => {

@@ -5,7 +5,7 @@
 pub(crate) mod checkpoint;
 mod deferral;
 pub(crate) mod gate;
-mod log_copy;
+pub(crate) mod log_copy;
 pub(crate) mod snapshots;
 mod trouble;
 
@@ -31,6 +31,10 @@ const LOG_RETRY_MS: u64 = 100;
 const CUT_RETRY_MS: u64 = 1000;
 /// Interval at which a wait for the log checks whether the log is broken.
 const LOG_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// Longest time that a call waits for the copy of its change, and the retry delay then. Clients that connect wait a
+/// little longer.
+const MAX_COPY_WAIT: Duration = Duration::from_secs(4);
+const COPY_RETRY_MS: u64 = 200;
 
 /// Called directly after the moment of a cut.
 pub(crate) type Begun<'a> = dyn Fn() -> Result<()> + 'a;
@@ -303,11 +307,9 @@ impl Files {
         self.0.as_ref()?.deferral.left(now)
     }
 
-    /// Records a change.
-    pub(crate) fn note(&self, event: impl FnOnce() -> Event) {
-        if let Some(journal) = self.journal() {
-            journal.note(&event());
-        }
+    /// Records a change. Returns the log's position after it.
+    pub(crate) fn note(&self, event: impl FnOnce() -> Event) -> u64 {
+        self.journal().map_or(0, |journal| journal.note(&event()))
     }
 
     /// Records a step of a registration, on which others rely. Returns the log's position after it.
@@ -366,6 +368,45 @@ impl Files {
             journal.check()?;
         }
         Ok(())
+    }
+
+    /// Waits until the loss of this machine takes nothing before a position: until it is durable and, if the log is
+    /// copied, copied. Fails if the log cannot be written, or not be copied for long.
+    pub(crate) async fn safe_to(&self, position: u64) -> Result<()> {
+        self.durable_to(position).await?;
+        self.copied_to(position).await
+    }
+
+    /// Waits until everything before a position is copied, if the log is. Fails once this server does not own its
+    /// shard, and after some time, so that the reason is known: the call is repeated.
+    pub(crate) async fn copied_to(&self, position: u64) -> Result<()> {
+        let (Some(journal), Some(copy)) = (self.journal(), self.log_copy()) else { return Ok(()) };
+        let (sender, mut receiver) = oneshot::channel();
+        self.when_copied(position, move || notify(sender));
+        let begin = Instant::now();
+        // A broken log wakes no waiter.
+        while tokio::time::timeout(LOG_CHECK_INTERVAL, &mut receiver).await.is_err() {
+            journal.check()?;
+            self.owner().map_or(Ok(()), |owner| owner.check())?;
+            if begin.elapsed() >= MAX_COPY_WAIT {
+                let failed = if copy.succeeds() { "" } else { ", which fails at present" };
+                let why = format!("the change is answered when it is copied to the bucket{failed} (--copy-log)");
+                return Err(Error::new(Kind::Unavailable, why).retry_after_ms(COPY_RETRY_MS));
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `then` once everything before a position is durable and copied. Without a copy of the log: once it is
+    /// durable.
+    pub(crate) fn when_copied(&self, position: u64, then: impl FnOnce() + Send + 'static) {
+        match (self.journal(), self.log_copy().cloned()) {
+            (Some(journal), Some(copy)) => {
+                journal.when_durable(position, move || copy.when_copied(position, then));
+            }
+            (Some(journal), None) => journal.when_durable(position, then),
+            (None, _) => then(),
+        }
     }
 
     /// The position after all records so far.

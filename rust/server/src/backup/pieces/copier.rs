@@ -4,7 +4,9 @@
 use crate::backup::bucket::Bucket;
 use crate::cluster::node::Node;
 use crate::config::ServerConfig;
+use crate::owner::Ownership;
 use crate::persistence::Files;
+use crate::persistence::log_copy::LogCopy;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::Journal;
 use fastps_durable::owner::{Cutter, LogPosition, Phase, Piece};
@@ -79,8 +81,9 @@ impl LogCopies {
         }
         let puts = (86_400.0 / age.as_secs_f64()).ceil();
         tracing::info!(
-            "the log is copied to {}, at most {puts} puts a day and one for every {} MiB for each shard; a bucket with \
-             versions or soft delete keeps and bills every piece that is removed",
+            "the log is copied to {}, for each shard with at most {puts} puts a day, one for every {} MiB, and one for each \
+             group of sessions, registrations and other changes that are no gradients, which are answered when they are \
+             copied; a bucket with versions or soft delete keeps and bills every piece that is removed",
             bucket.url,
             PIECE_BYTES >> 20
         );
@@ -123,7 +126,8 @@ type Put = Pin<Box<dyn Future<Output = Piece> + Send>>;
 pub(in crate::backup) struct Copier {
     bucket: Bucket,
     shard: u32,
-    files: Files,
+    owner: Arc<Ownership>,
+    copy: Arc<LogCopy>,
     journal: Arc<Journal>,
     cutter: Cutter,
     term: u64,
@@ -150,18 +154,19 @@ impl Copier {
         let copied = record.tip.copied;
         copy.begin(copied);
         let cutter = Cutter::new(directory, journal.copied_from(copied)?);
-        let (files, journal, bucket) = (files.clone(), journal.clone(), bucket.clone());
-        let term = owner.term();
-        Ok(Some(Self { bucket, shard, files, journal, cutter, term, age, since: None }))
+        let (owner, copy) = (owner.clone(), copy.clone());
+        let (journal, bucket, term) = (journal.clone(), bucket.clone(), owner.term());
+        Ok(Some(Self { bucket, shard, owner, copy, journal, cutter, term, age, since: None }))
     }
 
     pub(in crate::backup) async fn run(mut self, mut stop: watch::Receiver<Option<Instant>>) {
         let look = (self.age / LOOKS_PER_PIECE).clamp(MIN_LOOK_INTERVAL, MAX_LOOK_INTERVAL);
         let mut flight = FuturesUnordered::new();
+        let copy = self.copy.clone();
         while self.owns() {
             let is_last = stop.borrow_and_update().is_some();
             while flight.len() < MAX_PIECES_IN_FLIGHT
-                && let Some(put) = self.due(is_last)
+                && let Some(put) = self.due(is_last, flight.is_empty())
             {
                 flight.push(put);
             }
@@ -171,6 +176,7 @@ impl Copier {
             tokio::select! {
                 Some(piece) = flight.next(), if !flight.is_empty() => self.is_copied(piece),
                 () = sleep(look) => {}
+                () = copy.wanted() => {}
                 changed = stop.changed(), if !is_last => if changed.is_err() {
                     return;
                 }
@@ -180,23 +186,22 @@ impl Copier {
 
     /// Returns whether pieces of this term are still part of the history.
     fn owns(&self) -> bool {
-        let phase = self.files.owner().and_then(|owner| owner.phase());
-        phase.is_some_and(|phase| !matches!(phase, Phase::Lost | Phase::Released))
+        self.owner.phase().is_some_and(|phase| !matches!(phase, Phase::Lost | Phase::Released))
     }
 
-    /// Copying the next piece, if it is old or long enough.
-    fn due(&mut self, is_last: bool) -> Option<Put> {
-        let synced = self.journal.synced();
-        if let Some(copy) = self.files.log_copy() {
-            copy.note_synced(synced);
-        }
+    /// Copying the next piece, if it is old or long enough, or if somebody waits for it and no piece is on its way:
+    /// all who come meanwhile share the next one.
+    fn due(&mut self, is_last: bool, is_free: bool) -> Option<Put> {
+        let (position, synced) = self.journal.synced();
+        self.copy.note_synced(position, synced);
         let ready = self.cutter.ready(synced);
         if ready == 0 {
             self.since = None;
             return None;
         }
         let since = *self.since.get_or_insert_with(Instant::now);
-        if ready < PIECE_BYTES as u64 && since.elapsed() < self.age && !is_last {
+        let hurries = is_last || is_free && self.copy.is_awaited();
+        if ready < PIECE_BYTES as u64 && since.elapsed() < self.age && !hurries {
             return None;
         }
         match self.next(synced) {
@@ -206,7 +211,7 @@ impl Copier {
                 None
             }
             Err(error) => {
-                self.tell_failure(&error);
+                tell_failure(&self.copy, self.shard, &error);
                 self.since = None;
                 None
             }
@@ -235,11 +240,11 @@ impl Copier {
 
     /// Writes a piece, however often that fails.
     fn put(&self, piece: Piece, bytes: Vec<u8>) -> Put {
-        let (bucket, shard, files) = (self.bucket.clone(), self.shard, self.files.clone());
+        let (bucket, shard, copy) = (self.bucket.clone(), self.shard, self.copy.clone());
         let bytes = PutPayload::from(bytes);
         Box::pin(async move {
             while let Err(error) = bucket.put_piece(shard, piece, bytes.clone()).await {
-                tell_failure(&files, shard, &error);
+                tell_failure(&copy, shard, &error);
                 sleep(RETRY_PAUSE).await;
             }
             piece
@@ -247,23 +252,17 @@ impl Copier {
     }
 
     fn is_copied(&self, piece: Piece) {
-        let Some(copy) = self.files.log_copy() else { return };
-        if copy.count(true) {
+        if self.copy.count(true) {
             tracing::info!(shard = self.shard, "the log is copied again");
         }
-        let copied = copy.add(piece);
-        if let Some(owner) = self.files.owner() {
-            owner.change(|claim| claim.copied(copied));
-        }
+        let copied = self.copy.add(piece);
+        self.owner.change(|claim| claim.copied(copied));
     }
 
-    fn tell_failure(&self, error: &Error) {
-        tell_failure(&self.files, self.shard, error);
-    }
 }
 
-fn tell_failure(files: &Files, shard: u32, error: &Error) {
-    if files.log_copy().is_some_and(|copy| copy.count(false)) {
+fn tell_failure(copy: &LogCopy, shard: u32, error: &Error) {
+    if copy.count(false) {
         tracing::error!(shard, %error, "the log is not copied; this is tried again until it succeeds");
     }
 }

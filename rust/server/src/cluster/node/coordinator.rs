@@ -104,7 +104,7 @@ impl Node {
                 first.check_serving()?;
                 first.files.check_steps()?;
                 let answer = first.answer_settle(&question)?;
-                first.files.durable_to(first.files.steps()).await?;
+                first.files.safe_to(first.files.steps()).await?;
                 Ok(answer)
             }
             Coordinator::Remote(first) => first.ask(question).await,
@@ -125,7 +125,7 @@ impl Node {
         };
         first.check_no_space(name)?;
         let placement = first.map()?.unregister(name, Instant::now(), &Scope::Everything)?;
-        first.files.durable_to(first.files.steps()).await?;
+        first.files.safe_to(first.files.steps()).await?;
         Ok(placement)
     }
 
