@@ -125,6 +125,45 @@ def test_a_shard_without_a_snapshot_in_the_bucket_is_its_log(store: Store, tmp_p
         subprocess.run([*checkpoint, *command], check=True, timeout=60)
 
 
+def release(url: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fastps", "owner", url, "--release", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_a_planned_hand_over_loses_nothing_and_waits_for_no_lease(store: Store, tmp_path: Path) -> None:
+    lease = 600.0
+    with server(tmp_path / "a", store.url, "--copy-log=3600", lease=lease) as first:
+        first.until("listening on")
+        addresses = [first.address]
+        with fastps.connect(lambda: addresses, timeout=120.0) as ps:
+            ps.register("w", np.zeros(3, np.float32), optimizer=SGD)
+            take = ("--take-over", store.url, "--shard", "0", "--copy-log=3600")
+            with server(tmp_path / "b", store.url, *take, lease=lease) as taker:
+                taker.until("owns the shard")
+                addresses.append(taker.address)
+                pushes = len(push_until(ps, time.monotonic() + 1))
+                done = release(store.url, "--shard", "0")
+                assert done.returncode == 0, done.stderr
+                assert first.address in done.stdout.splitlines()[0] and "asked" in done.stdout, done.stdout
+                first.ends(0)
+                taker.until("listening on")
+                np.testing.assert_array_equal(ps.pull("w"), -pushes * ONES)
+                ps.push("w", ONES)
+                assert owner(store.url)["term"] == 2
+                taker.process.send_signal(signal.SIGTERM)
+                taker.ends(0)
+        done = release(store.url, "--shard", "0")
+        assert (done.returncode, "nobody owns it" in done.stdout) == (0, True), done
+    for options, words in (((), "--shard"), (("--shard", "1"), "nothing says who owns the shard")):
+        done = release(store.url, *options)
+        assert done.returncode != 0 and words in done.stderr, done
+    with server(tmp_path / "c", store.url, *take, lease=2.0) as killed:
+        killed.until("listening on")
+        killed.kill()
+        done = release(store.url, "--shard", "0")
+        assert done.returncode == 1 and "has not renewed its record" in done.stderr, done
+
+
 def test_take_overs_that_cannot_be_are_refused(store: Store, tmp_path: Path) -> None:
     take = ("--take-over", store.url)
     with server(tmp_path / "a", store.url, *take, "--shard", "0") as refused:

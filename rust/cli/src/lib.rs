@@ -42,6 +42,8 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// How long stopping may take: less than the 5 s that service managers usually allow.
 const STOP_TIMEOUT: Duration = Duration::from_secs(4);
+/// Time of a server that hands its shard over: what it has not copied is lost to the next owner.
+const HAND_OVER_TIMEOUT: Duration = Duration::from_mins(30);
 
 /// Help of `--copy-to`: rustdoc would take the URLs for links.
 const COPY_TO: &str = "Copy each snapshot to this URL: s3://BUCKET/PREFIX (settings from the AWS_... environment variables) or file:///FOLDER";
@@ -354,13 +356,17 @@ fn serve(args: ServeArgs, at_start: &AtStart, log: &Log) -> Result<()> {
         announce(&server, args.log_format == Format::Json);
         systemd::tell("READY=1");
         let outlives_hangup = server.reloads() || !has_terminal;
-        tokio::select! {
-            () = signals.stop(outlives_hangup.then_some(|| reload(&server, at_start))) => {}
-            () = systemd::keep_alive(&server) => {}
-        }
+        let time = tokio::select! {
+            () = signals.stop(outlives_hangup.then_some(|| reload(&server, at_start))) => STOP_TIMEOUT,
+            () = systemd::keep_alive(&server) => STOP_TIMEOUT,
+            () = server.asked_to_release() => {
+                tracing::info!("the shard is asked for: stopping once everything is copied");
+                HAND_OVER_TIMEOUT
+            }
+        };
         systemd::tell("STOPPING=1");
         tracing::info!("stopping");
-        server.stop(STOP_TIMEOUT)
+        server.stop(time)
     })
 }
 

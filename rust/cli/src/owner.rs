@@ -2,15 +2,15 @@
 
 use crate::command::{self, in_json, say};
 use clap::Parser;
-use fastps_core::error::{Error, Kind};
+use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::owner::{Record, Stage};
-use fastps_server::backup::{Bucket, Owned, owners};
+use fastps_server::backup::{Bucket, Owned, owners, release};
 use fastps_server::human::{duration, now};
 use serde_json::{Value, json};
 use std::ffi::OsString;
 
 /// Show which server owns each shard, since when, in which term, and how old the newest copy is. No server is
-/// asked: it is what the bucket says.
+/// asked: it is what the bucket says. Or ask an owner, through the bucket, to hand its shard over.
 #[derive(Debug, Parser)]
 #[command(name = "fastps owner")]
 pub(crate) struct OwnerArgs {
@@ -19,6 +19,10 @@ pub(crate) struct OwnerArgs {
     /// Show only this shard.
     #[arg(long, value_name = "INDEX")]
     shard: Option<u32>,
+    /// Ask the owner of --shard to give it up, and wait until it has: it stops, with all shards of its process, once
+    /// everything is copied. The next owner need not wait for the lease.
+    #[arg(long, requires = "shard", conflicts_with = "json")]
+    release: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -27,7 +31,11 @@ pub(crate) struct OwnerArgs {
 /// Runs the command and returns the exit status. The first argument is the program's name.
 pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     command::run(args, |args: OwnerArgs| {
-        let mut owned = owners(&Bucket::open(&args.url)?)?;
+        let bucket = Bucket::open(&args.url)?;
+        if let (true, Some(shard)) = (args.release, args.shard) {
+            return hand_over(&bucket, shard);
+        }
+        let mut owned = owners(&bucket)?;
         if let Some(shard) = args.shard {
             let count = owned.len();
             owned.retain(|one| one.shard == shard);
@@ -44,6 +52,20 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
         }
         Ok(true)
     })
+}
+
+fn hand_over(bucket: &Bucket, shard: u32) -> Result<bool> {
+    let asked = |record: &Record| {
+        let Record { address, term, .. } = record;
+        let _ = say(&[format!("shard {shard}: {address} (term {term}) is asked to give it up")]);
+    };
+    let free = match release(bucket, shard, asked)? {
+        None => format!("shard {shard}: nobody owns it"),
+        Some(Record { stage: Stage::Released, address, .. }) => format!("shard {shard}: {address} has given it up"),
+        Some(Record { address, term, .. }) => format!("shard {shard}: {address} owns it now, in term {term}"),
+    };
+    say(&[free])?;
+    Ok(true)
 }
 
 fn for_programs(owned: &Owned) -> Value {
@@ -103,6 +125,7 @@ mod tests {
             locked: None,
             lease_ms: 60_000,
             nonce: 1,
+            release: false,
             tip: Tip::default(),
             bases: Vec::new(),
         };

@@ -13,6 +13,7 @@ use crate::connection::recovering::RecoveryListener;
 use crate::persistence::snapshots::{self, Snapshots};
 use crate::web::Web;
 use fastps_core::error::{Error, Kind, Result};
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use start::{Credentials, Start};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -150,6 +151,16 @@ impl Server {
     /// Returns whether there are files that [`Server::reload`] reads again.
     pub fn reloads(&self) -> bool {
         self.reload.is_some()
+    }
+
+    /// Waits until somebody has asked for one of this process's shards (`fastps owner --release`): then it should be
+    /// stopped, with time to copy what it has.
+    pub async fn asked_to_release(&self) {
+        let owners = self.nodes.iter().filter_map(|node| node.files.owner());
+        let mut asked: FuturesUnordered<_> = owners.map(|owner| owner.asked_to_release()).collect();
+        if asked.next().await.is_none() {
+            std::future::pending::<()>().await;
+        }
     }
 
     /// Refuses new calls, finishes those under way, then ends, whatever clients do, within `timeout`. Fails

@@ -162,6 +162,8 @@ pub(super) struct Owning<V> {
     /// The next swap does not wait for a renewal to be due.
     is_urgent: bool,
     is_marked: bool,
+    /// Somebody has asked for the shard.
+    is_asked: bool,
     /// When the newest confirmed swap was sent.
     pub(super) leased_from: Option<Duration>,
 }
@@ -309,6 +311,7 @@ impl<V: Clone + PartialEq> Claim<V> {
             locked,
             lease_ms: self.timing.lease.as_millis() as u64,
             nonce: 0,
+            release: false,
             tip: before.map_or_else(Tip::default, |record| record.tip),
             bases: before.map_or_else(Vec::new, |record| record.bases.clone()),
         }
@@ -348,6 +351,7 @@ impl<V: Clone + PartialEq> Claim<V> {
     fn own(&mut self, record: Record, version: V) {
         if let State::Owning(owning) = &mut self.state {
             owning.is_urgent |= record.stage != owning.next.stage;
+            owning.is_asked |= record.release;
             (owning.record, owning.version) = (record, version);
         } else {
             let next = record.clone();
@@ -357,6 +361,7 @@ impl<V: Clone + PartialEq> Claim<V> {
                 next,
                 is_urgent: false,
                 is_marked: false,
+                is_asked: false,
                 leased_from: None,
             }));
         }
@@ -477,6 +482,11 @@ impl<V: Clone + PartialEq> Claim<V> {
         if let State::Owning(owning) = &mut self.state {
             owning.next.bases.retain(|base| base.begin > before);
         }
+    }
+
+    /// Returns whether somebody has asked this server to give the shard up, since it took it.
+    pub fn is_asked_to_release(&self) -> bool {
+        matches!(&self.state, State::Owning(owning) if owning.is_asked)
     }
 
     /// Gives the shard up. From now on the server may answer nobody.
@@ -620,6 +630,28 @@ mod tests {
         same.candidate.incarnation = 5;
         look(&mut same, seconds(1), Some((rebooted, 3))).unwrap();
         assert_eq!(same.wake(), Some(seconds(5)), "it looks again");
+    }
+
+    #[test]
+    fn an_owner_learns_that_it_is_asked_for_the_shard_and_stays_the_owner() {
+        let mut owner = owner();
+        let asked = owner.record().cloned().unwrap().asking_to_release(77);
+        let Some(Request::Swap(late, Some(2))) = owner.poll(seconds(20), 3) else { panic!() };
+        assert!(!late.release);
+        owner.answer(seconds(20), Answer::Failed).unwrap();
+        assert!(!owner.is_asked_to_release());
+        look(&mut owner, seconds(24), Some((asked, 9))).unwrap();
+        assert!(owner.is_asked_to_release() && owner.phase() == Phase::Open);
+        // What was read back says nothing about the time of its own renewals.
+        assert!(owner.holds(seconds(63)) && !owner.holds(seconds(64)));
+        let (renewed, before) = swap(&mut owner, seconds(24), 4);
+        assert!(before == Some(9) && !renewed.release && owner.is_asked_to_release());
+        owner.release();
+        let (released, _) = swap(&mut owner, seconds(25), 5);
+        // The next owner is not asked.
+        let mut next = claim(Some(7), 2);
+        look(&mut next, seconds(25), Some((released, 5))).unwrap();
+        assert!(!swap(&mut next, seconds(25), 6).0.release && !next.is_asked_to_release());
     }
 
     #[test]

@@ -100,6 +100,9 @@ pub struct Record {
     pub lease_ms: u64,
     /// Random, and new in each body: equal bodies have equal `ETag`s.
     pub nonce: u64,
+    /// Somebody has asked the owner to give the shard up.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub release: bool,
     /// The newest term that served.
     pub tip: Tip,
     /// The ends of the terms before it, the oldest first.
@@ -167,6 +170,11 @@ impl Record {
             && (1..=MAX_LEASE_MS).contains(&self.lease_ms)
     }
 
+    /// The record that asks its owner to give the shard up. `nonce` must be new and random.
+    pub fn asking_to_release(self, nonce: u64) -> Self {
+        Self { nonce, release: true, ..self }
+    }
+
     pub(super) const fn format() -> u32 {
         FORMAT
     }
@@ -187,6 +195,7 @@ pub(super) fn sample() -> Record {
         locked: Some(LockedFile { boot: "b".to_owned(), device: 1, inode: 2 }),
         lease_ms: 60_000,
         nonce: 9,
+        release: false,
         tip: Tip { term: 5, incarnation: u64::MAX, copied: at(4, 100) },
         bases: vec![
             Base { term: 1, end: at(2, 50), begin: at(3, 0) },

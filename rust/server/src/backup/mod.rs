@@ -15,5 +15,5 @@ mod upload;
 
 pub use bucket::{Bucket, is_url};
 pub use fetch::{Got, Stored, Verified, Which, fetch, list, verify};
-pub use owners::{Owned, owners};
+pub use owners::{Owned, owners, release};
 pub use upload::{Uploaded, upload_all};

@@ -139,6 +139,19 @@ impl Ownership {
         }
     }
 
+    /// Waits until somebody has asked this server to give the shard up.
+    pub(crate) async fn asked_to_release(&self) {
+        let mut changes = self.changes();
+        loop {
+            if self.state().claim.as_ref().is_some_and(Claim::is_asked_to_release) {
+                return;
+            }
+            if changes.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
     /// Milliseconds until the lease ends; 0: this server does not own the shard.
     pub(crate) fn left_ms(&self) -> u64 {
         let ends = Duration::from_nanos(self.ends.load(Ordering::Acquire));

@@ -3,9 +3,11 @@
 mod keeper;
 mod list;
 mod records;
+mod release;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
 
 pub(crate) use keeper::{Claiming, Owners, check_take_over};
 pub use list::{Owned, owners};
+pub use release::release;
