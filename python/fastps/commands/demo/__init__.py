@@ -2,5 +2,5 @@
 
 `config` has the options, `cluster` what the servers hold, `worker` one worker's process, `strip` when it
 computes, `processes` the children, `run` the course of a run, `compare` runs of several modes, `ledger` the
-reconciliation, and `output` what is shown.
+reconciliation, and `output` what is shown. `spoil` and `lose` are demonstrations of their own.
 """

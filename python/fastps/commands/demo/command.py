@@ -13,6 +13,7 @@ from fastps._shared.process import EXIT_OK, CommandError, signals_raise
 from fastps.commands.demo.config import (
     CODECS,
     COMPARE_SECONDS,
+    LOSE_SECONDS,
     MODES,
     OPTIMIZERS,
     SLOW,
@@ -44,6 +45,8 @@ OWN_FILES = (
     "compare.png",
     "gain.png",
     "spoil.png",
+    "lost.png",
+    "taker.log",
     "shard-*.log",
     "worker-*.log",
     "worker-*.ledger",
@@ -142,6 +145,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="spoil one push, find it by bisection, and train on from before it",
     )
+    group = parser.add_argument_group("a lost machine")
+    group.add_argument(
+        "--lose-a-machine",
+        action="store_true",
+        help="kill a server half-way, remove its folder, and let another one take its shard over",
+    )
+    group.add_argument(
+        "--bucket",
+        metavar="URL",
+        help="where the servers copy their logs, such as s3://BUCKET/PREFIX (a stand-in for S3 in this process, if moto is installed)",
+    )
     group = parser.add_argument_group("training")
     times = ", ".join(f"{name} {task.seconds:.0f}" for name, task in TASKS.items())
     group.add_argument(
@@ -154,8 +168,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--seconds",
         type=_positive,
-        help=f"training time ({times}; compared: {COMPARE_SECONDS:.0f} a mode; "
-        "by default a slow machine gets more)",
+        help=f"training time ({times}; compared: {COMPARE_SECONDS:.0f} a mode; with a lost machine: "
+        f"{LOSE_SECONDS:.0f}; by default a slow machine gets more)",
     )
     group.add_argument(
         "--updates", type=_at_least_one, help="end after about this many updates, even if time is left"
@@ -191,9 +205,31 @@ def execute(args: argparse.Namespace) -> int:
         raise CommandError(f"--spoil needs at least {SHORTEST} updates, got {args.updates}")
     if args.compare is not None and args.workers < 2:
         raise CommandError("--compare needs at least 2 workers, a slow one and a normal one; use --workers")
+    _check_lost(args)
     config = from_arguments(args)
     with signals_raise():
         return _execute(config, args)
+
+
+def _check_lost(args: argparse.Namespace) -> None:
+    """Fails if options do not fit together with a lost machine."""
+    if not args.lose_a_machine:
+        if args.bucket is not None:
+            raise CommandError("--bucket is for --lose-a-machine")
+        return
+    others = {
+        "--compare": args.compare,
+        "--spoil": args.spoil or None,
+        "--updates": args.updates,
+        "--push-every": args.push_every,
+        "--pull-every": args.pull_every,
+        "--no-kill": args.no_kill or None,
+    }
+    given = [option for option, value in others.items() if value is not None]
+    if given:
+        raise CommandError(
+            f"--lose-a-machine is not for {', '.join(given)}: its workers pull and push each minibatch, for --seconds"
+        )
 
 
 def _execute(config: Config, args: argparse.Namespace) -> int:
@@ -212,6 +248,8 @@ def _execute(config: Config, args: argparse.Namespace) -> int:
     view = make_view(stream)
     if args.spoil:
         result = _spoil(config, view, out, stream)
+    elif args.lose_a_machine:
+        result = _lose(config, args.bucket, view, out, stream)
     elif args.compare is None:
         result = _train(config, view, out, stream)
     else:
@@ -229,6 +267,8 @@ def _execute(config: Config, args: argparse.Namespace) -> int:
 def _picture(args: argparse.Namespace) -> str:
     if args.spoil:
         return "spoil.png"
+    if args.lose_a_machine:
+        return "lost.png"
     return "demo.png" if args.compare is None else "compare.png"
 
 
@@ -263,6 +303,21 @@ def _spoil(config: Config, view: View, out: Path, stream: TextIO) -> dict[str, A
     if has_matplotlib():
         spoiled.draw(course, out / "spoil.png")
     return spoiled.result(course)
+
+
+def _lose(config: Config, bucket: str | None, view: View, out: Path, stream: TextIO) -> dict[str, Any]:
+    """A run that loses a machine; what ``--json`` prints."""
+    from fastps.commands.demo.lose import lose
+    from fastps.commands.demo.output import lost
+    from fastps.commands.kit.plot import has_matplotlib
+
+    shutil.rmtree(out / "machines", ignore_errors=True)
+    course = lose(config, bucket, view, out)
+    lost.write(course, out / "report.json")
+    print(lost.closing(course), file=stream)
+    if has_matplotlib():
+        lost.draw(course, out / "lost.png")
+    return lost.result(course)
 
 
 def _compare(config: Config, modes: list[str], view: View, out: Path, stream: TextIO) -> dict[str, Any]:

@@ -28,6 +28,9 @@ STALENESS = 4
 #: Seconds that a step takes in a comparison, and training time of each mode.
 PACE, COMPARE_SECONDS = 0.02, 10.0
 
+#: Training time with a lost machine, half of it before the loss.
+LOSE_SECONDS = 16.0
+
 #: How much slower the slow worker of a comparison is.
 SLOW = 10.0
 
@@ -144,6 +147,7 @@ def from_arguments(args: argparse.Namespace) -> Config:
     # A bad push hardly changes what Adagrad has learnt, and stops it from learning more.
     optimizer = args.optimizer or ("sgd" if args.spoil else "adagrad")
     limits_given = args.seconds is not None or args.updates is not None or compares
+    seconds = COMPARE_SECONDS if compares else LOSE_SECONDS if args.lose_a_machine else task.seconds
     updates = args.updates if limits_given or args.spoil else task.most_updates
     return Config(
         data=data,
@@ -156,7 +160,7 @@ def from_arguments(args: argparse.Namespace) -> Config:
         local_lr=LOCAL_LR,
         push_every=args.push_every or (5 if compares else 1),
         pull_every=args.pull_every or (5 if compares else 4),
-        seconds=args.seconds or (COMPARE_SECONDS if compares else task.seconds),
+        seconds=args.seconds or seconds,
         updates=updates,
         least_updates=0 if limits_given else task.least_updates,
         hidden=task.hidden,

@@ -176,3 +176,28 @@ class Spoiled:
     said: list[str] = field(default_factory=list)
     spoiled_update: int = 0
     spoiled_version: int = 0
+
+
+@dataclass
+class LostMachine:
+    """The course of a run that loses the machine of a shard.
+
+    Attributes:
+        config: The configuration.
+        lease: Seconds of the owner's lease.
+        bucket: URL of the copies.
+        points: The curve.
+        killed: Second of the training at which the machine was lost.
+        taken: That of the first answer of the server that took its shard over.
+        updates: Updates that were acknowledged in all.
+        lost: Those of them that the lost machine had not copied.
+    """
+
+    config: Config
+    lease: float
+    bucket: str = ""
+    points: list[Point] = field(default_factory=list)
+    killed: float = 0.0
+    taken: float = 0.0
+    updates: int = 0
+    lost: int = 0

@@ -7,7 +7,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fastps._shared.idioms.closing import Closing
@@ -43,6 +43,7 @@ class ServerProcess(Child):
         options: More options of ``fastps serve``.
         program: Command to run instead of ``fastps serve``.
         quiet: Log warnings only, unless ``FASTPS_LOG`` says otherwise.
+        environment: More variables of its environment.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class ServerProcess(Child):
         options: Iterable[str] = (),
         program: Sequence[str] | None = None,
         quiet: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         serve = [*(program or python_module("fastps", "serve"))]
         serve += ["--listen", address, "--cluster", ",".join(cluster)]
         own = {"FASTPS_LOG": os.environ.get("FASTPS_LOG", "warn")} if quiet else {}
         own["FASTPS_WEB"] = "off"
+        own |= environment or {}
         super().__init__([*serve, *options], log, {LIFELINE: "stdin", "NO_COLOR": "1", **own})
 
     def listens(self, timeout: float) -> bool:
