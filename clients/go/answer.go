@@ -229,7 +229,7 @@ func (f *frame) refusedBytes(h *pb.Header) (n int) {
 // note keeps what an answer reports about slices, except for pulls by a client that wants its pushes in the log:
 // they may show changes that are not.
 func (l *link) note(f *frame, h *pb.Header) {
-	if !f.identified() && l.client.options.Logged {
+	if !f.identified() && (l.client.options.Logged || l.client.options.Copied) {
 		return
 	}
 	if len(f.header.Parts) == 0 {

@@ -46,6 +46,9 @@ type Options struct {
 	Timeout time.Duration
 	// Logged asks for receipts of what is in the server's log on disk. The server needs a data directory.
 	Logged bool
+	// Copied asks for receipts of what is also in the copy of that log in a bucket, and so in what every later owner of the
+	// shard has. The server needs --copy-log.
+	Copied bool
 	// DialOptions are added to those of each connection, and come last: interceptors, a dialer, other credentials.
 	DialOptions []grpc.DialOption
 	// Logger is told when connections and sessions begin, and why they end; nil: nobody is.
@@ -237,7 +240,7 @@ func (c *Client) add(l *link, answer *pb.HelloResponse) *Error {
 	if c.links[shard] != nil {
 		return newError(Config, "%s and %s lead to the same shard", c.links[shard].address, l.address)
 	}
-	l.shard, l.server, l.cluster = shard, answer.Server, answer.ClusterId
+	l.shard, l.server, l.cluster, l.term = shard, answer.Server, answer.ClusterId, answer.Term
 	l.lease = max(time.Duration(answer.LeaseMs)*time.Millisecond, 300*time.Millisecond)
 	l.learn(answer)
 	c.links[shard], c.epoch = l, answer.Epoch
@@ -282,7 +285,10 @@ func hello(ctx context.Context, control pb.ControlClient, c *Client, client uint
 	report *pb.WorkerReport) (*pb.HelloResponse, *Error) {
 	request := &pb.HelloRequest{ProtocolMinor: protocolMinor, Client: client, Name: c.options.Name, Renew: renew,
 		Secret: c.secret, Ack: pb.Ack_ACK_APPLIED, Report: report}
-	if c.options.Logged {
+	switch {
+	case c.options.Copied:
+		request.Ack = pb.Ack_ACK_COPIED
+	case c.options.Logged:
 		request.Ack = pb.Ack_ACK_LOGGED
 	}
 	answer, err := control.Hello(ctx, request)
@@ -291,6 +297,10 @@ func hello(ctx context.Context, control pb.ControlClient, c *Client, client uint
 	}
 	if c.options.Logged && !slices.Contains(answer.Capabilities, "log") {
 		err := newError(Precondition, "the server keeps no log").expected("a server with --data-dir", "Options.Logged")
+		return nil, err.of("", int(answer.Shard))
+	}
+	if c.options.Copied && !slices.Contains(answer.Capabilities, "copied") {
+		err := newError(Precondition, "the server does not copy its log").expected("a server with --copy-log", "Options.Copied")
 		return nil, err.of("", int(answer.Shard))
 	}
 	return answer, nil

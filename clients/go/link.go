@@ -5,6 +5,7 @@ import (
 	"container/list"
 	"context"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"math"
 	"math/rand/v2"
@@ -48,6 +49,7 @@ type link struct {
 	marks       bool // it keeps history
 	server      uint64
 	cluster     uint64
+	term        uint64 // the latest of an owner of the shard that answered; 0: its servers have none
 	nextTag     uint64
 	nextOrder   uint64
 	unsent      *list.List // of *frame, in order
@@ -358,6 +360,9 @@ func (l *link) met(answer *pb.HelloResponse) *Error {
 	case int(answer.Shard) != l.shard || len(answer.Cluster) != len(l.client.links):
 		return newError(Connection, "%s serves another shard or cluster now: connect again", l.address).expected(
 			shardOf(l.shard, len(l.client.links)), shardOf(int(answer.Shard), len(answer.Cluster)))
+	case answer.Term < l.term:
+		return newError(Connection, "the server at %s does not own its shard any more: another one has since answered this client",
+			l.address).expected(fmt.Sprintf("term %d or later", l.term), fmt.Sprintf("term %d", answer.Term))
 	case l.server != answer.Server && !slices.Contains(answer.Capabilities, "log"):
 		err := newError(Fenced, "the server at %s restarted without data: this client's tensors are gone; connect again "+
 			"and register them (a server keeps its tensors with --data-dir)", l.address)
@@ -366,6 +371,7 @@ func (l *link) met(answer *pb.HelloResponse) *Error {
 	if answer.ClusterId != 0 {
 		l.cluster = answer.ClusterId
 	}
+	l.term = answer.Term
 	l.learn(answer)
 	if l.server != answer.Server {
 		l.server = answer.Server

@@ -112,7 +112,7 @@ def connect(
     tls_server_name: str | None = None,
     token_file: File | None = None,
     spin_us: int = 200,
-    ack: Literal["applied", "logged"] = "applied",
+    ack: Literal["applied", "logged", "copied"] = "applied",
     namespace: str | None = None,
     wait: float | None = None,
     name: str | None = None,
@@ -124,8 +124,10 @@ def connect(
 
     Args:
         addresses: ``"host:port,host:port"`` or a list of ``"host:port"``, in any order; one is enough to find
-            the others, each at the address that it reports. Or the result of `fastps.serve`, which then runs
-            as long as this client exists, or a port of this machine, such as 7070.
+            the others, each at the address that it reports. Once all shards have answered, addresses that do
+            not answer within a second are skipped, such as those of servers that wait for a shard.
+            Or the result of `fastps.serve`, which then runs as long as this client exists, or a port of this
+            machine, such as 7070.
             ``"unix:///path"`` is a server on this machine that listens on this path (``--listen-unix``); it
             is used only through that socket, without TLS. Shards that are not listed are reached over TCP, so
             list the sockets of all. None: the value of the environment variable ``FASTPS_ADDRESSES``, which
@@ -148,7 +150,10 @@ def connect(
             Polling shortens calls and occupies a core.
         ack: The meaning of a receipt. ``"applied"``: the push is in the server's memory. ``"logged"``: it is
             also in the server's log on disk (``--data-dir``), so it survives a crash of the process or
-            machine; a push then waits for the disk. Of `hogwild` tensors only snapshots survive.
+            machine; a push then waits for the disk. ``"copied"``: it is also in the copy of that log in a
+            bucket (``--copy-log``), so it survives the loss of the machine; a push then waits for two
+            requests to the bucket, which all that come meanwhile share. Of `hogwild` tensors only snapshots
+            survive.
         namespace: Separate names for tensors, groups and portions, so that several runs can use one server:
             1 to 64 of a-z, A-Z, 0-9, ``.``, ``_``, ``-``. None: no namespace; the names of namespace ``a``
             then begin with ``run:a/``. ``fastps ls`` and ``fastps rm`` list and free namespaces.
@@ -178,8 +183,8 @@ def connect(
         UnauthenticatedError: A server asks for a token, and there is none, or it is unknown or expired.
         CapacityError: This process cannot open more files, or a server has no memory for another client.
         ConfigError: An address or option is invalid, a TLS file cannot be read, others can read the token's
-            file, a token would be sent to another machine without TLS, or a server keeps no log for
-            ``ack="logged"``.
+            file, a token would be sent to another machine without TLS, a server keeps no log for
+            ``ack="logged"``, or does not copy it for ``ack="copied"``.
 
     >>> with fastps.serve() as server:
     ...     with fastps.connect(lambda: server.address_list, namespace="exp1") as ps:

@@ -95,6 +95,9 @@ const (
 	Ack_ACK_APPLIED Ack = 1
 	// The push was applied and is in the server's log on disk.
 	Ack_ACK_LOGGED Ack = 2
+	// The push was applied, is in the server's log on disk and in the copy of that log, and is in what every later owner of
+	// the shard has. Only to servers with `copied` among their capabilities.
+	Ack_ACK_COPIED Ack = 3
 )
 
 // Enum value maps for Ack.
@@ -103,11 +106,13 @@ var (
 		0: "ACK_UNSPECIFIED",
 		1: "ACK_APPLIED",
 		2: "ACK_LOGGED",
+		3: "ACK_COPIED",
 	}
 	Ack_value = map[string]int32{
 		"ACK_UNSPECIFIED": 0,
 		"ACK_APPLIED":     1,
 		"ACK_LOGGED":      2,
+		"ACK_COPIED":      3,
 	}
 )
 
@@ -2111,7 +2116,7 @@ type HelloRequest struct {
 	// new one.
 	Renew bool `protobuf:"varint,4,opt,name=renew,proto3" json:"renew,omitempty"`
 	// Guarantee of receipts to this client from here on. A server without a log refuses ACK_LOGGED; one with a log has "log"
-	// among its capabilities.
+	// among its capabilities. One that does not copy its log refuses ACK_COPIED; one that does has "copied" among them.
 	Ack Ack `protobuf:"varint,5,opt,name=ack,proto3,enum=fastps.v1.Ack" json:"ack,omitempty"`
 	// The client's secret: 16 random bytes, drawn by each client object and sent only to its servers. It proves that later
 	// calls, streams and Hellos in the session's name are the client's. Unset or of another length: refused.
@@ -2435,6 +2440,9 @@ type HelloResponse struct {
 	Insecure bool `protobuf:"varint,12,opt,name=insecure,proto3" json:"insecure,omitempty"`
 	// Changes with `cluster`, which is empty if it is the request's. Unset (0): the server is of an earlier version.
 	ClusterDigest uint64 `protobuf:"fixed64,13,opt,name=cluster_digest,json=clusterDigest,proto3" json:"cluster_digest,omitempty"`
+	// The term in which this server owns the shard: a client that has met a later one does not talk to it. Unset (0): its
+	// servers have no --owner-lease, or are of an earlier version.
+	Term          uint64 `protobuf:"varint,14,opt,name=term,proto3" json:"term,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2556,6 +2564,13 @@ func (x *HelloResponse) GetInsecure() bool {
 func (x *HelloResponse) GetClusterDigest() uint64 {
 	if x != nil {
 		return x.ClusterDigest
+	}
+	return 0
+}
+
+func (x *HelloResponse) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
 	}
 	return 0
 }
@@ -7455,7 +7470,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x0e_staleness_p99B\t\n" +
 	"\a_waitedB\x0f\n" +
 	"\r_step_secondsB\v\n" +
-	"\t_momentum\"\xa0\x03\n" +
+	"\t_momentum\"\xb4\x03\n" +
 	"\rHelloResponse\x12%\n" +
 	"\x0eprotocol_minor\x18\x01 \x01(\rR\rprotocolMinor\x12\"\n" +
 	"\fcapabilities\x18\x02 \x03(\tR\fcapabilities\x12\x16\n" +
@@ -7471,7 +7486,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\n" +
 	"cluster_id\x18\v \x01(\x06R\tclusterId\x12\x1a\n" +
 	"\binsecure\x18\f \x01(\bR\binsecure\x12%\n" +
-	"\x0ecluster_digest\x18\r \x01(\x06R\rclusterDigest\"\xb7\x01\n" +
+	"\x0ecluster_digest\x18\r \x01(\x06R\rclusterDigest\x12\x12\n" +
+	"\x04term\x18\x0e \x01(\x04R\x04term\"\xb7\x01\n" +
 	"\tOptimizer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12>\n" +
 	"\bsettings\x18\x02 \x03(\v2\".fastps.v1.Optimizer.SettingsEntryR\bsettings\x12\x19\n" +
@@ -7837,12 +7853,14 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\vROLE_WORKER\x10\x02\x12\x0e\n" +
 	"\n" +
 	"ROLE_ADMIN\x10\x03\x12\x0f\n" +
-	"\vROLE_SERVER\x10\x04*;\n" +
+	"\vROLE_SERVER\x10\x04*K\n" +
 	"\x03Ack\x12\x13\n" +
 	"\x0fACK_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vACK_APPLIED\x10\x01\x12\x0e\n" +
 	"\n" +
-	"ACK_LOGGED\x10\x02*k\n" +
+	"ACK_LOGGED\x10\x02\x12\x0e\n" +
+	"\n" +
+	"ACK_COPIED\x10\x03*k\n" +
 	"\x05DType\x12\x15\n" +
 	"\x11DTYPE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rDTYPE_FLOAT32\x10\x01\x12\x11\n" +

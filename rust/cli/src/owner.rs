@@ -61,7 +61,9 @@ fn hand_over(bucket: &Bucket, shard: u32) -> Result<bool> {
     };
     let free = match release(bucket, shard, asked)? {
         None => format!("shard {shard}: nobody owns it"),
-        Some(Record { stage: Stage::Released, address, .. }) => format!("shard {shard}: {address} has given it up"),
+        Some(Record { stage: Stage::Released, address, .. }) => {
+            format!("shard {shard}: {address} has given it up")
+        }
         Some(Record { address, term, .. }) => format!("shard {shard}: {address} owns it now, in term {term}"),
     };
     say(&[free])?;

@@ -34,7 +34,7 @@ use fastps_transport::secret::Secret;
 use fastps_transport::tls::ClientTls;
 use fastps_transport::{channel, open_files, unix};
 use futures_util::future::try_join_all;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -44,6 +44,8 @@ use tonic::transport::Channel;
 
 /// Most shards of a cluster.
 pub(crate) const MAX_SHARDS: usize = 4096;
+/// How long a client that has met all shards waits for the other addresses that it was given.
+const OTHERS_WAIT: Duration = Duration::from_secs(1);
 
 /// Identity, settings and deadline of a hello.
 #[derive(Clone)]
@@ -179,7 +181,8 @@ async fn meet_resolved(resolution: &Arc<Resolution>, caller: Caller) -> Result<V
     }
 }
 
-/// Says hello to all addresses, then to the shards that they list; sorted by shard.
+/// Says hello to all addresses, then to the shards that they list; sorted by shard. Servers that wait for a shard do not
+/// hold up a client that has met all shards, and those that are gone neither.
 async fn meet_cluster(mut addresses: Vec<String>, caller: Caller) -> Result<Vec<Met>> {
     addresses.sort();
     addresses.dedup();
@@ -187,7 +190,7 @@ async fn meet_cluster(mut addresses: Vec<String>, caller: Caller) -> Result<Vec<
     let mut detours = BTreeMap::new();
     let mut waiting = Vec::new();
     let mut cluster = MetCluster::default();
-    for met in meet_all(addresses, &caller).await? {
+    for met in meet_all(addresses, &caller, is_complete).await? {
         match unlisted(&met, given)? {
             Some(own) => {
                 waiting.push(own.clone());
@@ -196,15 +199,16 @@ async fn meet_cluster(mut addresses: Vec<String>, caller: Caller) -> Result<Vec<
             None => cluster.add(met)?,
         }
     }
-    let listed =
-        meet_all(std::mem::take(&mut waiting), &caller).await.map_err(|error| detour(error, &detours))?;
+    let listed = meet_all(std::mem::take(&mut waiting), &caller, |_| false)
+        .await
+        .map_err(|error| detour(error, &detours))?;
     for met in listed {
         if let Some(asked) = detours.get(&met.address).filter(|asked| asked.hello.shard != met.hello.shard) {
             return Err(detour(another_shard(&asked.hello, &met), &detours));
         }
         cluster.add(met)?;
     }
-    let others = meet_all(cluster.missing()?, &caller).await?;
+    let others = meet_all(cluster.missing()?, &caller, |_| false).await?;
     others.into_iter().try_for_each(|met| cluster.add(met))?;
     cluster.complete()
 }
@@ -253,6 +257,15 @@ impl MetCluster {
     /// Fails if the shard does not belong to the same cluster as the others.
     fn add(&mut self, met: Met) -> Result<()> {
         if let Some(other) = self.0.get(&met.hello.shard) {
+            let is_same_cluster =
+                other.hello.cluster_id != 0 && other.hello.cluster_id == met.hello.cluster_id;
+            if is_same_cluster && other.hello.term != met.hello.term {
+                // A former owner that does not know it yet.
+                if other.hello.term < met.hello.term {
+                    self.0.insert(met.hello.shard, met);
+                }
+                return Ok(());
+            }
             if other.hello.server != met.hello.server {
                 let message = "two addresses serve the same shard of different clusters";
                 let error = Error::new(Kind::Config, message).shard(met.hello.shard);
@@ -314,16 +327,35 @@ fn check_same(known: &Met, met: &Met) -> Result<()> {
     Ok(())
 }
 
-async fn meet_all(addresses: Vec<String>, caller: &Caller) -> Result<Vec<Met>> {
+/// Returns whether these are all shards of a cluster.
+fn is_complete(met: &[Met]) -> bool {
+    let shards: BTreeSet<_> = met.iter().map(|met| met.hello.shard).collect();
+    met.first().is_some_and(|first| shards.len() >= first.hello.cluster.len().max(1))
+}
+
+/// Says hello to all addresses. Once it has met enough, it gives the others a moment.
+async fn meet_all(
+    addresses: Vec<String>,
+    caller: &Caller,
+    is_enough: impl Fn(&[Met]) -> bool,
+) -> Result<Vec<Met>> {
     let mut tries = JoinSet::new();
     for address in addresses {
         let caller = caller.clone();
         tries.spawn(async move { meet(&address, caller).await.map_err(|error| (address, error)) });
     }
     let (mut met, mut failed) = (Vec::new(), Vec::new());
-    while let Some(result) = tries.join_next().await {
+    loop {
+        let next = tries.join_next();
+        let next = if is_enough(&met) {
+            tokio::time::timeout(OTHERS_WAIT, next).await.unwrap_or(None)
+        } else {
+            next.await
+        };
+        let Some(result) = next else { break };
         match result {
             Ok(Ok(one)) => met.push(one),
+            Ok(Err((_, error))) if is_enough(&met) && convert::passes(&error) => {}
             Ok(Err(error)) => failed.push(error),
             Err(e) => return Err(Error::new(Kind::Internal, format!("connecting failed: {e}"))),
         }

@@ -1,21 +1,12 @@
 //! How a client connects.
 
 use crate::resolver::Resolver;
+pub use fastps_transport::convert::Ack;
 use fastps_transport::tls::TlsFiles;
 use fastps_transport::wire::DEFAULT_SPIN;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Guarantee of a receipt.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Ack {
-    /// The push was applied.
-    #[default]
-    Applied,
-    /// It was applied, and is in the server's log on disk.
-    Logged,
-}
 
 /// How to connect.
 #[derive(Clone, Debug)]
@@ -37,7 +28,7 @@ pub struct ConnectOptions {
     /// The file of the token to show, which is read again for each new connection. Without TLS it is shown
     /// only to servers on loopback and on Unix sockets.
     pub token_file: Option<PathBuf>,
-    /// Guarantee of a receipt; [`Ack::Logged`] needs servers that keep a log.
+    /// Guarantee of a receipt; [`Ack::Logged`] needs servers that keep a log, [`Ack::Copied`] such that copy it.
     pub ack: Ack,
     /// The run whose tensors, groups and portions the client uses; `None`: those of no run, and those of
     /// every run by their full names.

@@ -40,7 +40,10 @@ pub(crate) fn connect(
     let ack = match ack {
         "applied" => Ack::Applied,
         "logged" => Ack::Logged,
-        other => return Err(errors::config(py, "unknown ack", "\"applied\" or \"logged\"", other)),
+        "copied" => Ack::Copied,
+        other => {
+            return Err(errors::config(py, "unknown ack", "\"applied\", \"logged\" or \"copied\"", other));
+        }
     };
     let transport = match transport {
         None => Transport::Auto,

@@ -154,7 +154,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--bucket",
         metavar="URL",
-        help="where the servers copy their logs, such as s3://BUCKET/PREFIX (a stand-in for S3 in this process, if moto is installed)",
+        help="where the servers copy their logs, such as s3://BUCKET/PREFIX (a stand-in for S3 in this "
+        "process, if moto is installed)",
     )
     group = parser.add_argument_group("training")
     times = ", ".join(f"{name} {task.seconds:.0f}" for name, task in TASKS.items())
@@ -228,7 +229,8 @@ def _check_lost(args: argparse.Namespace) -> None:
     given = [option for option, value in others.items() if value is not None]
     if given:
         raise CommandError(
-            f"--lose-a-machine is not for {', '.join(given)}: its workers pull and push each minibatch, for --seconds"
+            f"--lose-a-machine is not for {', '.join(given)}: its workers pull and push each minibatch, "
+            "for --seconds"
         )
 
 

@@ -220,12 +220,12 @@ impl Link {
         });
     }
 
-    /// Keeps what an answer reports about its slices, except for pulls by a client with `Ack::Logged`: they
-    /// may show changes that are not in a log.
+    /// Keeps what an answer reports about its slices, except for pulls by a client with `Ack::Logged` or
+    /// `Ack::Copied`: they may show changes that are not in a log.
     fn note(&self, queue: &mut Queue, pending: &Pending, identified: bool, answer: &convert::Answer) {
         let header = &pending.header;
         // An answer about vectors holds no version of a slice.
-        if header.is_of_vectors() || !identified && self.shared.ack == Ack::Logged {
+        if header.is_of_vectors() || !identified && self.shared.ack != Ack::Applied {
             return;
         }
         if let convert::Answer::Parts { outcomes, .. } = answer

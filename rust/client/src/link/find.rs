@@ -8,6 +8,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::channel;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tonic::transport::Channel;
 
@@ -92,6 +93,8 @@ async fn probe(link: &Link, address: String) -> Found {
         return Found::Silence;
     };
     match tokio::time::timeout(CONNECT_TIMEOUT, unary::hello(channel.clone(), link.who(), true)).await {
+        // An earlier owner is not where the shard is.
+        Ok(Ok(hello)) if link.term.load(Ordering::Acquire) > hello.term => Found::Silence,
         Ok(Ok(_)) => Found::Shard(address, channel),
         Ok(Err(error)) if error.kind == Kind::Fenced => Found::Stranger(error),
         // It has no session of this client, or is not ready.

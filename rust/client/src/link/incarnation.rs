@@ -7,7 +7,7 @@ use crate::link::queue::{Known, Queue};
 use crate::link::state::Link;
 use crate::link::unary;
 use crate::state::doubt::Doubt;
-use crate::state::fence::{another_cluster, restarted_without_data};
+use crate::state::fence::{another_cluster, earlier_owner, restarted_without_data};
 use crate::state::runtime::{lock, random};
 use crate::state::stats;
 use fastps_core::error::{Error, Result};
@@ -66,6 +66,16 @@ impl Link {
             return Ok(());
         };
         Err(self.fenced(gone))
+    }
+
+    /// Fails if the client has met a later owner of the shard than this server: what that one has answered, this one does
+    /// not know.
+    pub(crate) fn check_term(&self, address: &str, hello: &pb::HelloResponse) -> Result<()> {
+        if hello.shard != self.shard {
+            return Ok(());
+        }
+        let known = self.term.fetch_max(hello.term, Ordering::AcqRel);
+        if hello.term >= known { Ok(()) } else { Err(earlier_owner(address, known, hello.term)) }
     }
 
     /// Ends the client, because its tensors are gone.

@@ -124,6 +124,7 @@ async fn hello(link: &Arc<Link>, renew: bool, listed: u64) -> Result<()> {
         answer => answer?,
     };
     link.recognize(&answer)?;
+    link.check_term(&link.address(), &answer)?;
     if answer.shard != link.shard() {
         return Err(Error::new(Kind::Connection, format!("{} serves another shard now", link.address()))
             .expected(link.shard(), answer.shard));

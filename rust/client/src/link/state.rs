@@ -34,6 +34,8 @@ pub(crate) struct Link {
     pub(crate) lease: Duration,
     /// Identity of the cluster; 0 until the server reports it.
     pub(crate) cluster_id: AtomicU64,
+    /// The latest term of an owner of the shard that the client has met; 0: its servers have none.
+    pub(crate) term: AtomicU64,
     /// Set when the server is not the one that the client met first.
     pub(crate) restarted: AtomicBool,
     /// Set when the server matches momentum by staleness.
@@ -80,6 +82,7 @@ impl Link {
             channel: Mutex::new(Some(channel)),
             lease: Duration::from_millis(u64::from(hello.lease_ms.max(300))),
             cluster_id: AtomicU64::new(hello.cluster_id),
+            term: AtomicU64::new(hello.term),
             restarted: AtomicBool::new(false),
             matches: AtomicBool::new(convert::can(hello, convert::MATCHES_STALENESS)),
             rounds: AtomicBool::new(convert::can(hello, convert::ROUNDS)),

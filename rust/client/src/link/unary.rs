@@ -68,7 +68,7 @@ impl Who<'_> {
             client: self.client,
             name: self.name.to_owned(),
             renew,
-            ack: if self.ack == Ack::Logged { pb::Ack::Logged } else { pb::Ack::Applied }.into(),
+            ack: self.ack.to_wire().into(),
             secret: self.secret.bytes().into(),
             close,
             report: self.report.as_ref().map(convert::worker_report_to_wire),
@@ -96,12 +96,20 @@ pub(crate) async fn hello(channel: Channel, who: Who<'_>, renew: bool) -> Result
     let answer = ControlClient::new(channel).hello(who.request(renew, false)).await;
     let answer = answer.map_err(|status| convert::error_from_status(&status))?.into_inner();
     // An older server ignores the question.
-    if ack == Ack::Logged && !keeps_data(&answer) {
-        return Err(Error::new(Kind::Precondition, "the server keeps no log")
-            .shard(answer.shard)
-            .expected("a server with --data-dir, or ack=\"applied\"", "ack=\"logged\""));
+    let lacks = |why: &str, expected: &str, got: &str| {
+        Err(Error::new(Kind::Precondition, why).shard(answer.shard).expected(expected, got))
+    };
+    match ack {
+        Ack::Logged if !keeps_data(&answer) => {
+            lacks("the server keeps no log", "a server with --data-dir, or ack=\"applied\"", "ack=\"logged\"")
+        }
+        Ack::Copied if !convert::can(&answer, convert::COPIED) => lacks(
+            "the server does not copy its log",
+            "a server with --copy-log, or ack=\"logged\"",
+            "ack=\"copied\"",
+        ),
+        Ack::Applied | Ack::Logged | Ack::Copied => Ok(answer),
     }
-    Ok(answer)
 }
 
 /// Returns whether a server has a data directory.
@@ -146,6 +154,10 @@ where
                 return Err(late(link, before));
             }
         };
+        // The server has counted the same time, and knows no reason.
+        if error.kind == Kind::Deadline && before.is_some() && Instant::now() + FIRST_RETRY_PAUSE >= deadline {
+            return Err(late(link, before));
+        }
         if error.kind == Kind::Unauthenticated && link.shared.bearer.has_newer_than(shown.as_ref()) {
             continue;
         }

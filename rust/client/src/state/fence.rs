@@ -45,6 +45,16 @@ pub(crate) fn another_cluster(address: &str, known: u64, received: u64) -> Error
         .expected(format!("cluster {known:016x}"), format!("cluster {received:016x}"))
 }
 
+/// Error for a server at this address that owned its shard before the one that the client has met. It is no end: the
+/// owner may come back.
+pub(crate) fn earlier_owner(address: &str, known: u64, received: u64) -> Error {
+    let message = format!(
+        "the server at {address} does not own its shard any more: another one has since answered this client. Stop it, or          give the client the address of the owner (fastps owner URL shows it)"
+    );
+    let term = |term: u64| if term == 0 { "no term".to_owned() } else { format!("term {term}") };
+    Error::new(Kind::Connection, message).expected(format!("{} or later", term(known)), term(received))
+}
+
 /// Error for a server at this address whose cluster has had its tensors divided anew.
 pub(crate) fn another_number_of_shards(address: &str, known: usize, now: usize) -> Error {
     let message = format!(

@@ -322,7 +322,7 @@ pub struct HelloRequest {
     #[prost(bool, tag = "4")]
     pub renew: bool,
     /// Guarantee of receipts to this client from here on. A server without a log refuses ACK_LOGGED; one with a log has "log"
-    /// among its capabilities.
+    /// among its capabilities. One that does not copy its log refuses ACK_COPIED; one that does has "copied" among them.
     #[prost(enumeration = "Ack", tag = "5")]
     pub ack: i32,
     /// The client's secret: 16 random bytes, drawn by each client object and sent only to its servers. It proves that later
@@ -439,6 +439,10 @@ pub struct HelloResponse {
     /// Changes with `cluster`, which is empty if it is the request's. Unset (0): the server is of an earlier version.
     #[prost(fixed64, tag = "13")]
     pub cluster_digest: u64,
+    /// The term in which this server owns the shard: a client that has met a later one does not talk to it. Unset (0): its
+    /// servers have no --owner-lease, or are of an earlier version.
+    #[prost(uint64, tag = "14")]
+    pub term: u64,
 }
 /// A hyper-parameter set; unset fields have torch's defaults.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1529,6 +1533,9 @@ pub enum Ack {
     Applied = 1,
     /// The push was applied and is in the server's log on disk.
     Logged = 2,
+    /// The push was applied, is in the server's log on disk and in the copy of that log, and is in what every later owner of
+    /// the shard has. Only to servers with `copied` among their capabilities.
+    Copied = 3,
 }
 impl Ack {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -1540,6 +1547,7 @@ impl Ack {
             Self::Unspecified => "ACK_UNSPECIFIED",
             Self::Applied => "ACK_APPLIED",
             Self::Logged => "ACK_LOGGED",
+            Self::Copied => "ACK_COPIED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1548,6 +1556,7 @@ impl Ack {
             "ACK_UNSPECIFIED" => Some(Self::Unspecified),
             "ACK_APPLIED" => Some(Self::Applied),
             "ACK_LOGGED" => Some(Self::Logged),
+            "ACK_COPIED" => Some(Self::Copied),
             _ => None,
         }
     }

@@ -15,7 +15,7 @@ use fastps_durable::Journal;
 use fastps_proto::MAX_MESSAGE_BYTES;
 use fastps_proto::v1 as pb;
 use fastps_transport::Medium;
-use fastps_transport::convert;
+use fastps_transport::convert::{self, Ack};
 use fastps_transport::memory_budget::{Busy, MemoryBudget, OWED_ANSWER_BYTES, StreamBudget};
 use fastps_transport::wire::MAX_FRAME;
 use futures_util::Stream;
@@ -64,9 +64,10 @@ pub(crate) enum Until {
     Now,
     /// It is durable.
     Durable(Arc<Journal>),
-    /// It is also copied. The answer to a question about a receipt waits as the receipt does: whether until it is
-    /// durable.
-    Copied(Files, bool),
+    /// It is also copied. If the answer turns out to be a gradient's receipt, it waits as that does.
+    Copied(Files, Ack),
+    /// It is also in what every later owner of the shard has.
+    Kept(Files),
 }
 
 impl AnswerSlot {
@@ -85,11 +86,11 @@ impl AnswerSlot {
         Self { until, ..self }
     }
 
-    /// The answer is the receipt of a gradient, which does not wait for a copy.
+    /// The answer is the receipt of a gradient, which waits for no more than its client has asked for.
     pub(crate) fn as_receipt(self) -> Self {
         let until = match self.until {
-            Until::Copied(files, true) => files.journal().cloned().map_or(Until::Now, Until::Durable),
-            Until::Copied(_, false) => Until::Now,
+            Until::Copied(_, Ack::Applied) => Until::Now,
+            Until::Copied(files, _) => files.journal().cloned().map_or(Until::Now, Until::Durable),
             until => until,
         };
         Self { until, ..self }
@@ -102,6 +103,9 @@ impl AnswerSlot {
             }
             Until::Copied(files, _) if what.is_ok() => {
                 files.when_copied(files.position(), move || self.send_now(what));
+            }
+            Until::Kept(files) if what.is_ok() => {
+                files.when_kept(files.position(), move || self.send_now(what));
             }
             _ => self.send_now(what),
         }

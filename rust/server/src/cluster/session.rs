@@ -11,7 +11,7 @@ use fastps_core::fault::fault;
 use fastps_core::shard::{Charge, Meter, Purpose};
 use fastps_core::verbs::{WorkerReport, WorkerState};
 use fastps_durable::{Catalog, Event, SecretHash};
-use fastps_transport::convert::MAX_REPORT_BYTES;
+use fastps_transport::convert::{Ack, MAX_REPORT_BYTES};
 use fastps_transport::memory_budget;
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
@@ -40,8 +40,8 @@ pub(crate) struct Greeting<'a> {
     pub(crate) name: &'a str,
     /// Set when the client believes that its session is alive.
     pub(crate) renew: bool,
-    /// Set when pushes are acknowledged only once durable.
-    pub(crate) logged: bool,
+    /// What receipts promise.
+    pub(crate) ack: Ack,
 }
 
 /// A session that was opened or renewed.
@@ -81,8 +81,8 @@ struct Session {
     name: String,
     last_seen: Instant,
     applied: u64,
-    /// Set when pushes are acknowledged only once durable.
-    logged: bool,
+    /// What receipts promise.
+    ack: Ack,
     /// The position of the log after its beginning; 0: it is of an earlier process of the server.
     began: u64,
     /// The worker's last report.
@@ -222,7 +222,7 @@ impl Sessions {
 
     /// Opens a session, or renews it.
     pub(crate) fn hello(&self, greeting: &Greeting<'_>, now: Instant) -> Result<Greeted> {
-        let &Greeting { client, secret, principal, budget, name, renew, logged } = greeting;
+        let &Greeting { client, secret, principal, budget, name, renew, ack } = greeting;
         if client == 0 {
             return Err(Error::new(Kind::Config, "a client's incarnation is not 0"));
         }
@@ -253,7 +253,7 @@ impl Sessions {
                 session.held = hold(budget, "a session", SESSION_BYTES).unwrap_or_default();
                 session.owner = Some(owner.clone());
             }
-            (session.last_seen, session.logged) = (now, logged);
+            (session.last_seen, session.ack) = (now, ack);
             if session.name != name {
                 name.clone_into(&mut session.name);
             }
@@ -353,7 +353,7 @@ impl Sessions {
         secret: Option<SecretHash>,
         now: Instant,
     ) -> Result<u64> {
-        let &Greeting { client, principal, budget, name, logged, .. } = greeting;
+        let &Greeting { client, principal, budget, name, ack, .. } = greeting;
         let held = hold(budget, "a session", SESSION_BYTES)?;
         let memory = self.meter.take(Purpose::Identities, SESSION_BYTES)?;
         table.newest += 1;
@@ -366,7 +366,7 @@ impl Sessions {
             name,
             last_seen: now,
             applied,
-            logged,
+            ack,
             began,
             report,
             memory,
@@ -379,13 +379,14 @@ impl Sessions {
     }
 
     /// Adopts the sessions of an earlier process, whose clients the slices remember. They have a whole lease
-    /// to come back. A session without a secret takes the first that is shown.
-    pub(crate) fn restore(&self, catalog: &Catalog, now: Instant) -> Result<()> {
+    /// to come back. A session without a secret takes the first that is shown. `strongest`: the most that receipts of
+    /// this server promise.
+    pub(crate) fn restore(&self, catalog: &Catalog, strongest: Ack, now: Instant) -> Result<()> {
         let mut table = self.table();
         table.ended.restore(&catalog.ended, &self.meter, human::now() as u32)?;
         for client in &catalog.sessions {
             let secret = catalog.secrets.get(client).copied();
-            // The client's next Hello says whether it asked for durable receipts; until then assume so.
+            // The client's next Hello says what its receipts promise; until then assume as much as possible.
             let unknown = SecretHash::of(&[]);
             let greeting = Greeting {
                 client: *client,
@@ -394,7 +395,7 @@ impl Sessions {
                 budget: None,
                 name: "",
                 renew: false,
-                logged: true,
+                ack: strongest,
             };
             self.begin(&mut table, &greeting, secret, now)?;
         }
@@ -408,21 +409,21 @@ impl Sessions {
     }
 
     /// [`Sessions::check`] and [`Sessions::touch`] at once.
-    pub(crate) fn admit(&self, client: u64, proof: Proof<'_>, now: Instant) -> Result<bool> {
+    pub(crate) fn admit(&self, client: u64, proof: Proof<'_>, now: Instant) -> Result<Ack> {
         let mut table = self.table();
         let Some(session) = table.live.get_mut(&client) else { return Err(table.no_session(client)) };
         session.check(proof)?;
         session.last_seen = now;
-        Ok(session.logged)
+        Ok(session.ack)
     }
 
-    /// Renews a checked client's lease. Returns whether its pushes are acknowledged only once durable. Only
-    /// the sweep ends sessions, so a late sweep never shortens a lease.
-    pub(crate) fn touch(&self, client: u64, now: Instant) -> Result<bool> {
+    /// Renews a checked client's lease. Returns what its receipts promise. Only the sweep ends sessions, so a
+    /// late sweep never shortens a lease.
+    pub(crate) fn touch(&self, client: u64, now: Instant) -> Result<Ack> {
         let mut table = self.table();
         let Some(session) = table.live.get_mut(&client) else { return Err(table.no_session(client)) };
         session.last_seen = now;
-        Ok(session.logged)
+        Ok(session.ack)
     }
 
     /// Notes that a client pushes gradients to a group.

@@ -8,18 +8,17 @@ use fastps_core::error::Result;
 use fastps_durable::{Event, SecretHash};
 use fastps_proto::v1 as pb;
 use fastps_proto::{MAX_MESSAGE_BYTES, PROTOCOL_MINOR, role_of};
-use fastps_transport::convert;
+use fastps_transport::convert::{self, Ack};
 use std::time::Instant;
 
-/// Answers a client's `Hello`, and logs the start or end of its session. `logged`: its pushes are
-/// acknowledged only once durable.
+/// Answers a client's `Hello`, and logs the start or end of its session. `ack`: what its receipts promise.
 pub(super) fn greet(
     node: &Node,
     by: &Caller,
     m: &pb::HelloRequest,
-    logged: Result<bool>,
+    ack: Result<Ack>,
 ) -> Result<pb::HelloResponse> {
-    let session = answer(node, by, m, logged);
+    let session = answer(node, by, m, ack);
     let session = session.inspect_err(|error| {
         tracing::warn!(shard = node.index(), client = m.name, %error, "a client is refused");
     })?;
@@ -39,12 +38,14 @@ pub(super) fn greet(
         session,
         cluster_id: node.membership.id(),
         insecure: node.security.insecure,
+        term: node.files.owner().map_or(0, |owner| owner.term()),
     })
 }
 
 fn capabilities(node: &Node) -> Vec<String> {
     let log = node.files.journal().map(|_| convert::CAN_LOG);
     let history = node.files.keeps_history().then_some(convert::HISTORY);
+    let copied = node.files.log_copy().map(|_| convert::COPIED);
     [
         convert::MATCHES_STALENESS,
         convert::ROUNDS,
@@ -57,15 +58,16 @@ fn capabilities(node: &Node) -> Vec<String> {
     .into_iter()
     .chain(log)
     .chain(history)
+    .chain(copied)
     .map(str::to_owned)
     .collect()
 }
 
 /// Answers with the number of the session.
-fn answer(node: &Node, by: &Caller, m: &pb::HelloRequest, logged: Result<bool>) -> Result<u64> {
-    let logged = logged?;
-    if logged && node.files.journal().is_none() {
-        node.files.check()?;
+fn answer(node: &Node, by: &Caller, m: &pb::HelloRequest, ack: Result<Ack>) -> Result<u64> {
+    let ack = ack?;
+    if ack > node.files.strongest_ack() {
+        node.files.check(ack)?;
     }
     let secret = secret::of_hello(&m.secret)?;
     if m.close {
@@ -78,7 +80,7 @@ fn answer(node: &Node, by: &Caller, m: &pb::HelloRequest, logged: Result<bool>) 
     }
     let principal = by.principal.name.as_ref();
     let (budget, name) = (by.budget.as_ref(), m.name.as_str());
-    let greeting = Greeting { client: m.client, secret, principal, budget, name, renew: m.renew, logged };
+    let greeting = Greeting { client: m.client, secret, principal, budget, name, renew: m.renew, ack };
     let session = node.sessions.hello(&greeting, Instant::now())?;
     if session.changed {
         let position = node.files.note(|| Event::SessionOpened(m.client, secret));

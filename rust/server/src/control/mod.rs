@@ -21,7 +21,7 @@ use fastps_durable::{Cut, Event};
 use fastps_proto::NeedsRole;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_server::Control;
-use fastps_transport::convert::{self, check_mark_name};
+use fastps_transport::convert::{self, Ack, check_mark_name};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -216,10 +216,11 @@ impl ControlService {
 impl Control for ControlService {
     async fn hello(&self, request: Request<pb::HelloRequest>) -> Result<Response<pb::HelloResponse>, Status> {
         // A restart must remember which clients' pushes wait for the disk.
-        let logged = convert::wants_log(request.get_ref().ack);
-        let conditions = if matches!(logged, Ok(true)) { Conditions::Lasting } else { Conditions::Change };
+        let ack = Ack::from_wire(request.get_ref().ack);
+        let conditions =
+            if matches!(ack, Ok(Ack::Applied) | Err(_)) { Conditions::Change } else { Conditions::Lasting };
         let client = request.get_ref().client;
-        let answer = self.call(request, conditions, |node, by, m| hello::greet(node, by, &m, logged)).await?;
+        let answer = self.call(request, conditions, |node, by, m| hello::greet(node, by, &m, ack)).await?;
         // A repeat also waits for the first: a session of which a taker of the shard would know nothing would lose
         // pushes without a word.
         let copied = self.node.files.copied_to(self.node.sessions.beginning(client)).await;

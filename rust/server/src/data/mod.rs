@@ -24,7 +24,7 @@ use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::data_server::Data;
 use fastps_proto::{NeedsRole, role_of};
-use fastps_transport::convert::{self, Request, Route, VectorRead, Verb};
+use fastps_transport::convert::{self, Ack, Request, Route, VectorRead, Verb};
 use fastps_transport::memory_budget::MemoryBudget;
 use fastps_transport::wire::{Messages, PollCycle, Spin};
 use prost::Message;
@@ -206,7 +206,7 @@ impl Exchange {
         let slot = slot.to(asked);
         let tag = tag_of(frame);
         match self.admit(frame, asked.at) {
-            Ok((request, logged)) => {
+            Ok((request, ack)) => {
                 let changes = request.verb.changes();
                 if changes {
                     self.node.gate.pass().await;
@@ -216,7 +216,7 @@ impl Exchange {
                         return self.refuse(slot, tag, self.named(frame, error));
                     }
                 }
-                let until = self.until(&request.verb, logged);
+                let until = self.until(&request.verb, ack);
                 if !matches!(until, Until::Now) {
                     self.caller.peer.budget.wait_for_disk();
                 }
@@ -229,14 +229,16 @@ impl Exchange {
     /// What an answer waits for. Initial values are part of a registration, which waits for them. With a copy of the
     /// log, all that is no gradient waits for it: clients and other shards rely on that, whatever their receipts
     /// promise. Portions are in no log.
-    fn until(&self, verb: &Verb<'_>, logged: bool) -> Until {
+    fn until(&self, verb: &Verb<'_>, ack: Ack) -> Until {
         let files = &self.node.files;
-        match files.journal().filter(|_| verb.changes() && !verb.is_initial()) {
-            Some(_) if files.log_copy().is_some() && !verb.is_gradient() && !matches!(verb, Verb::Portion { .. }) => {
-                Until::Copied(files.clone(), logged)
-            }
-            Some(journal) if logged => Until::Durable(journal.clone()),
-            _ => Until::Now,
+        let is_logged = verb.changes() && !verb.is_initial() && !matches!(verb, Verb::Portion { .. });
+        let Some(journal) = files.journal().filter(|_| is_logged) else { return Until::Now };
+        let copies = files.log_copy().is_some();
+        match ack {
+            Ack::Copied if copies => Until::Kept(files.clone()),
+            _ if copies && !verb.is_gradient() => Until::Copied(files.clone(), ack),
+            Ack::Logged | Ack::Copied => Until::Durable(journal.clone()),
+            Ack::Applied => Until::Now,
         }
     }
 
@@ -249,8 +251,8 @@ impl Exchange {
         }
     }
 
-    /// Validates a frame before it touches a slice. Returns whether its answer must wait for the disk.
-    fn admit<'a>(&self, frame: &'a pb::Frame, now: Instant) -> Result<(Request<'a>, bool)> {
+    /// Validates a frame before it touches a slice. Returns what its answer promises.
+    fn admit<'a>(&self, frame: &'a pb::Frame, now: Instant) -> Result<(Request<'a>, Ack)> {
         let node = &self.node;
         node.check_serving()?;
         self.caller.peer.note_answered();
@@ -258,17 +260,16 @@ impl Exchange {
         let client = request.route.client;
         let kind = frame.header.as_ref().map_or(pb::Kind::Unspecified, pb::Header::kind);
         self.caller.principal.authorize(role_of(kind))?;
-        let logged = match request.verb {
+        let asked = self.sign_of_life(client, now)?;
+        let ack = match request.verb {
             // Coordinators rely on their commands. Portions are in no log.
-            Verb::Run(_) => self.sign_of_life(client, now).map(|_| node.files.journal().is_some())?,
-            Verb::Portion { .. } => self.sign_of_life(client, now).map(|_| false)?,
-            _ => self.sign_of_life(client, now)?,
+            Verb::Run(_) => asked.max(Ack::Logged).min(node.files.strongest_ack()),
+            Verb::Portion { .. } => Ack::Applied,
+            _ => asked,
         };
         if matches!(request.verb, Verb::Push { .. } | Verb::PushParts(..) | Verb::Run(_)) {
             node.files.check_room()?;
-            if logged {
-                node.files.check()?;
-            }
+            node.files.check(ack)?;
         }
         Node::check_epoch(request.route.epoch)?;
         match request.verb {
@@ -290,11 +291,11 @@ impl Exchange {
                 self.admit_reserved(&slice, None, client, now)?;
             }
         }
-        Ok((request, logged))
+        Ok((request, ack))
     }
 
-    /// Renews the client's lease. Returns whether its pushes are acknowledged only once durable.
-    pub(super) fn sign_of_life(&self, client: u64, now: Instant) -> Result<bool> {
+    /// Renews the client's lease. Returns what its receipts promise.
+    pub(super) fn sign_of_life(&self, client: u64, now: Instant) -> Result<Ack> {
         self.node.sessions.admit(client, self.caller.proof(), now)
     }
 

@@ -4,6 +4,7 @@ use crate::owner::since_boot;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::owner::{Answer, Candidate, Claim, Phase, Record, Request, Timing};
 use object_store::UpdateVersion;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,19 +22,41 @@ pub(crate) struct Ownership {
     changed: watch::Sender<()>,
 }
 
-#[derive(Debug)]
+/// Called once.
+type Callback = Box<dyn FnOnce() + Send>;
+
 struct State {
     /// `None`: nothing has been claimed yet.
     claim: Option<Claim<UpdateVersion>>,
     /// What the start waits for.
     waits_for: String,
     failed: Option<Error>,
+    /// Those who wait for the confirmation of a later swap than that of this number.
+    waiters: Vec<(u64, Callback)>,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State")
+            .field("claim", &self.claim)
+            .field("failed", &self.failed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl State {
+    /// The callbacks of those whose wait is over.
+    fn due(&mut self) -> Vec<Callback> {
+        let confirmed = self.claim.as_ref().map_or(0, Claim::confirmed);
+        let is_due = |waiter: &mut (u64, Callback)| waiter.0 < confirmed;
+        self.waiters.extract_if(.., is_due).map(|(_, then)| then).collect()
+    }
 }
 
 impl Ownership {
     pub(crate) fn new() -> Self {
         let waits_for = "it reads its files".to_owned();
-        let state = Mutex::new(State { claim: None, waits_for, failed: None });
+        let state = Mutex::new(State { claim: None, waits_for, failed: None, waiters: Vec::new() });
         Self { state, ends: AtomicU64::new(0), changed: watch::Sender::new(()) }
     }
 
@@ -109,12 +132,23 @@ impl Ownership {
 
     /// Shows the state of the claim to those who answer, and wakes those who wait for it.
     fn publish(&self) {
-        let state = self.state();
+        let mut state = self.state();
         let claim = state.claim.as_ref().filter(|claim| claim.phase() == Phase::Open);
         let ends = claim.and_then(Claim::ends).map_or(0, |ends| ends.as_nanos() as u64);
         self.ends.store(if state.failed.is_none() { ends } else { 0 }, Ordering::Release);
+        let due = state.due();
         drop(state);
         self.changed.send_replace(());
+        due.into_iter().for_each(|then| then());
+    }
+
+    /// Calls `then` once a renewal is confirmed that is sent after this call. All who call before it is sent share it.
+    pub(crate) fn when_renewed(&self, then: impl FnOnce() + Send + 'static) {
+        let mut state = self.state();
+        let sent = state.claim.as_ref().map_or(0, Claim::sent);
+        state.waiters.push((sent, Box::new(then)));
+        drop(state);
+        self.change(Claim::hurry);
     }
 
     /// Wakes at each change.

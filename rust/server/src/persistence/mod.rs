@@ -17,6 +17,7 @@ use crate::persistence::log_copy::LogCopy;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
 use fastps_durable::{Catalog, Cut, Event, Journal, Settings, Summary, shard_folder};
+use fastps_transport::convert::Ack;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -161,6 +162,15 @@ impl Files {
     /// How far the log is copied; `None`: it is not copied.
     pub(crate) fn log_copy(&self) -> Option<&Arc<LogCopy>> {
         self.0.as_ref()?.log_copy.as_ref()
+    }
+
+    /// The most that receipts promise here.
+    pub(crate) fn strongest_ack(&self) -> Ack {
+        match (self.journal(), self.log_copy()) {
+            (Some(_), Some(_)) => Ack::Copied,
+            (Some(_), None) => Ack::Logged,
+            (None, _) => Ack::Applied,
+        }
     }
 
     /// The counters; empty without a data directory.
@@ -390,7 +400,8 @@ impl Files {
             self.owner().map_or(Ok(()), |owner| owner.check())?;
             if begin.elapsed() >= MAX_COPY_WAIT {
                 let failed = if copy.succeeds() { "" } else { ", which fails at present" };
-                let why = format!("the change is answered when it is copied to the bucket{failed} (--copy-log)");
+                let why =
+                    format!("the change is answered when it is copied to the bucket{failed} (--copy-log)");
                 return Err(Error::new(Kind::Unavailable, why).retry_after_ms(COPY_RETRY_MS));
             }
         }
@@ -409,22 +420,43 @@ impl Files {
         }
     }
 
+    /// Calls `then` once everything before a position is in what every later owner of the shard has, whatever the clocks
+    /// do: it is copied, and a renewal of the owner's record that was sent after that is confirmed.
+    pub(crate) fn when_kept(&self, position: u64, then: impl FnOnce() + Send + 'static) {
+        let owner = self.owner().cloned();
+        self.when_copied(position, move || match owner {
+            Some(owner) => owner.when_renewed(then),
+            None => then(),
+        });
+    }
+
     /// The position after all records so far.
     pub(crate) fn position(&self) -> u64 {
         self.journal().map_or(0, |journal| journal.position())
     }
 
-    /// Fails if nothing can be made durable. The error of a broken log has no retry time, so that a push
+    /// Fails unless receipts can promise this. The error of a broken log has no retry time, so that a push
     /// fails with the reason at once: only an operator knows when there is space.
-    pub(crate) fn check(&self) -> Result<()> {
-        match self.journal() {
-            Some(journal) => journal.check().map_err(|mut error| {
+    pub(crate) fn check(&self, ack: Ack) -> Result<()> {
+        if ack <= self.strongest_ack() {
+            let checked =
+                self.journal().filter(|_| ack > Ack::Applied).map_or(Ok(()), |journal| journal.check());
+            return checked.map_err(|mut error| {
                 error.retry_after_ms = None;
                 error
-            }),
-            None => Err(Error::new(Kind::Precondition, "this server keeps no log")
-                .expected("a server with --data-dir, or ack=\"applied\"", "ack=\"logged\"")),
+            });
         }
+        let (why, expected, got) = match ack {
+            Ack::Applied | Ack::Logged => {
+                ("this server keeps no log", "a server with --data-dir, or ack=\"applied\"", "ack=\"logged\"")
+            }
+            Ack::Copied => (
+                "this server does not copy its log",
+                "a server with --copy-log, or ack=\"logged\"",
+                "ack=\"copied\"",
+            ),
+        };
+        Err(Error::new(Kind::Precondition, why).expected(expected, got))
     }
 
     /// Fails if writers should wait because the log is too long and a snapshot that will shorten it is being

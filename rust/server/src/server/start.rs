@@ -199,7 +199,7 @@ impl Start<'_> {
     ) -> Result<Node> {
         let (config, meter) = (self.config, core.meter().clone());
         let sessions = Sessions::new(config.lease, meter.clone()).refusing(&config.refuse_workers);
-        sessions.restore(&catalog, Instant::now())?;
+        sessions.restore(&catalog, files.strongest_ack(), Instant::now())?;
         restore_memberships(&core, &catalog);
         let room = WorkerRoom(config.room_for_workers);
         meter.keep_for_outcomes(room.bytes_per_slice());
@@ -212,7 +212,10 @@ impl Start<'_> {
             let portions = Mutex::new(Portions::new(random()?, meter.clone()));
             Coordinator::Own(Box::new(OwnCoordinator { map, portions }))
         } else {
-            Coordinator::of_others(nodes, &self.cluster, self.credentials.peers.clone())
+            // The connections of a bucket end with the runtime that has opened them.
+            let records = config.copies_to().filter(|_| config.owner_lease.is_some());
+            let records = records.map(|url| Bucket::open(url)).transpose()?;
+            Coordinator::of_others(nodes, &self.cluster, self.credentials.peers.clone(), records)
         };
         let is_live = |client| sessions.is_live(client);
         let space_table = SpaceTable::restore(random()?, meter, catalog.spaces, is_live)?;

@@ -8,6 +8,9 @@ use fastps_proto::v1 as pb;
 /// The capability that a server with a log lists in its answer to Hello.
 pub const CAN_LOG: &str = "log";
 
+/// The capability of a server that copies its log to a bucket, and gives receipts for that.
+pub const COPIED: &str = "copied";
+
 /// The capability of a server that matches momentum by the staleness of a slice's gradients; earlier ones
 /// match it by the number of clients.
 pub const MATCHES_STALENESS: &str = "staleness-matching";
@@ -56,12 +59,36 @@ pub fn cluster_digest(cluster: &[String]) -> u64 {
     u64::from(crc32c(cluster.join("\n").as_bytes())) | (cluster.len() as u64) << 32
 }
 
-/// Returns whether receipts require the change to be in the server's log.
-pub fn wants_log(ack: i32) -> Result<bool> {
-    match pb::Ack::try_from(ack) {
-        Ok(pb::Ack::Unspecified | pb::Ack::Applied) => Ok(false),
-        Ok(pb::Ack::Logged) => Ok(true),
-        Err(_) => Err(unknown("ack", "0 to 2", ack)),
+/// Guarantee of a receipt; each includes those before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ack {
+    /// The push was applied.
+    #[default]
+    Applied,
+    /// It is in the server's log on disk.
+    Logged,
+    /// It is in the copy of that log in a bucket, and in what every later owner of the shard has.
+    Copied,
+}
+
+impl Ack {
+    /// Reads it.
+    pub fn from_wire(ack: i32) -> Result<Self> {
+        match pb::Ack::try_from(ack) {
+            Ok(pb::Ack::Unspecified | pb::Ack::Applied) => Ok(Self::Applied),
+            Ok(pb::Ack::Logged) => Ok(Self::Logged),
+            Ok(pb::Ack::Copied) => Ok(Self::Copied),
+            Err(_) => Err(unknown("ack", "0 to 3", ack)),
+        }
+    }
+
+    /// Writes it.
+    pub fn to_wire(self) -> pb::Ack {
+        match self {
+            Self::Applied => pb::Ack::Applied,
+            Self::Logged => pb::Ack::Logged,
+            Self::Copied => pb::Ack::Copied,
+        }
     }
 }
 
@@ -71,9 +98,11 @@ mod tests {
 
     #[test]
     fn an_unknown_number_is_no_ack() {
-        assert_eq!([0, 1, 2].map(|ack| wants_log(ack).unwrap()), [false, false, true]);
-        for ack in [3, 99, -1, i32::MAX, i32::MIN] {
-            let error = wants_log(ack).unwrap_err();
+        let known = [0, 1, 2, 3].map(|ack| Ack::from_wire(ack).unwrap());
+        assert_eq!(known, [Ack::Applied, Ack::Applied, Ack::Logged, Ack::Copied]);
+        assert!(known.iter().all(|ack| Ack::from_wire(ack.to_wire().into()).unwrap() == *ack));
+        for ack in [4, 99, -1, i32::MAX, i32::MIN] {
+            let error = Ack::from_wire(ack).unwrap_err();
             assert!(error.message.contains("ack") && error.got == Some(ack.to_string()), "{error}");
         }
     }

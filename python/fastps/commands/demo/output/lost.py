@@ -49,8 +49,10 @@ def closing(course: LostMachine) -> str:
     return "\n".join(
         [
             "",
-            f"lost          {course.lost:,} of {course.updates:,} acknowledged updates, each reported to its worker",
-            f"gap           {found['gap_s']:.1f} s, of which {course.lease:g} s are the lease of the lost server",
+            f"lost          {course.lost:,} of {course.updates:,} acknowledged updates, each reported to its "
+            "worker",
+            f"gap           {found['gap_s']:.1f} s, of which {course.lease:g} s are the lease of the lost "
+            "server",
             f"test accuracy {100 * found['test_accuracy_before_the_loss']:.1f} % before the loss, "
             f"{100 * found['test_accuracy_after_the_take_over']:.1f} % after the take-over, "
             f"{100 * course.points[-1].accuracy:.1f} % at the end",
@@ -81,12 +83,13 @@ def draw(course: LostMachine, path: Path) -> None:
                 va="bottom",
             )  # fmt: skip
         axes.annotate(
-            f"gap\n{gap:.1f} s", ((course.killed + course.taken) / 2, 0.5), xycoords=("data", "axes fraction"),
-            fontsize=9, ha="center", va="center",
+            f"gap\n{gap:.1f} s", ((course.killed + course.taken) / 2, 0.5),
+            xycoords=("data", "axes fraction"), fontsize=9, ha="center", va="center",
         )  # fmt: skip
         sentence = (
-            f"The server of a shard is killed and its folder removed. Another one waits for its lease of {course.lease:g} s, "
-            f"reads the newest snapshot and the log from the bucket, and serves: {course.lost:,} of "
+            "The server of a shard is killed and its folder removed. Another one waits for its lease of "
+            f"{course.lease:g} s, reads the newest snapshot and the log from the bucket, and serves: "
+            f"{course.lost:,} of "
             f"{course.updates:,} acknowledged updates are lost, and each worker is told of its own."
         )
         panels.caption(axes, "A lost machine comes back by itself", sentence, 120, "seconds")

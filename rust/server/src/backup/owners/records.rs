@@ -2,7 +2,7 @@
 
 use crate::backup::bucket::Bucket;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_durable::owner::{MAX_RECORD_BYTES, Record};
+use fastps_durable::owner::{MAX_RECORD_BYTES, Record, Stage};
 use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
 
@@ -33,6 +33,12 @@ impl Bucket {
         let place = self.owner_place(shard);
         let Some((text, version)) = self.read(&place, MAX_RECORD_BYTES).await? else { return Ok(None) };
         Ok(Some((Box::new(Record::parse(&text, &self.name(&place))?), version)))
+    }
+
+    /// Address of the server that owns a shard and serves it, if there is one.
+    pub(crate) async fn open_owner(&self, shard: u32) -> Result<Option<String>> {
+        let record = self.owner(shard).await?.map(|(record, _)| record);
+        Ok(record.filter(|record| record.stage == Stage::Open).map(|record| record.address))
     }
 
     /// Replaces the record, if it has this version. Whatever the failure, it may have been replaced.

@@ -55,5 +55,7 @@ fn check_lives(record: &Record, since: Instant) -> Result<()> {
         record.address
     );
     let got = format!("none for {} s", since.elapsed().as_secs());
-    Err(Error::new(Kind::Unavailable, message).shard(record.shard).expected("a renewal within the lease", got))
+    Err(Error::new(Kind::Unavailable, message)
+        .shard(record.shard)
+        .expected("a renewal within the lease", got))
 }

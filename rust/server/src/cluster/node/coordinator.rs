@@ -2,6 +2,7 @@
 //! and spaces.
 
 use crate::auth::scope::Scope;
+use crate::backup::Bucket;
 use crate::cluster::map::Map;
 use crate::cluster::node::Node;
 use crate::cluster::peers::Peers;
@@ -12,12 +13,16 @@ use fastps_core::verbs::SpaceInfo;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_client::ControlClient;
 use fastps_transport::convert;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
 
 /// Retry delay of a call that depends on shard 0.
 const RETRY_AFTER_MS: u64 = 500;
+/// Least time between two looks at the record of shard 0's owner while that does not answer, and limit of one.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Likely cause when TLS refuses.
 const SERVERS_TRUST: &str = "servers trust the CAs of --tls-ca or, without it, those behind their own \
                              certificate in --tls-cert, and check the name of shard 0 in --cluster";
@@ -46,37 +51,96 @@ pub(crate) struct OwnCoordinator {
 /// A shard 0 that is reached over the network.
 #[derive(Debug)]
 pub(crate) struct RemoteCoordinator {
-    address: String,
     peers: Peers,
+    place: Mutex<Place>,
+    /// Where the record of its owner lies, if its servers have one.
+    records: Option<Bucket>,
+}
+
+/// Where shard 0 is.
+#[derive(Debug)]
+struct Place {
+    address: String,
     /// The connection, once there is one.
-    channel: Mutex<Option<Channel>>,
+    channel: Option<Channel>,
+    /// When the record was read last.
+    looked: Option<Instant>,
 }
 
 impl RemoteCoordinator {
-    fn channel(&self) -> Result<Channel> {
-        let mut known = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(channel) = &*known {
-            return Ok(channel.clone());
+    fn place(&self) -> MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn channel(&self) -> Result<(Channel, String)> {
+        let Place { address, channel, .. } = &mut *self.place();
+        if channel.is_none() {
+            *channel = Some(self.peers.channel(address)?);
         }
-        let channel = self.peers.channel(&self.address)?;
-        *known = Some(channel.clone());
-        Ok(channel)
+        let channel = channel.clone().ok_or_else(|| Error::new(Kind::Internal, "no connection"))?;
+        Ok((channel, address.clone()))
+    }
+
+    /// One call, and another one if the owner's record names another address than that which does not answer.
+    async fn call<Q: Clone, A>(
+        &self,
+        message: Q,
+        send: impl AsyncFn(ControlClient<Channel>, Request<Q>) -> Result<Response<A>, Status>,
+    ) -> Result<A> {
+        let (channel, address) = self.channel()?;
+        let answer = self.peers.call(channel, &address, message.clone(), &send).await;
+        let is_away =
+            |error: &Error| matches!(error.kind, Kind::Connection | Kind::Deadline | Kind::Unavailable);
+        if !answer.as_ref().is_err_and(is_away) || !self.has_moved(&address).await {
+            return answer;
+        }
+        let (channel, address) = self.channel()?;
+        self.peers.call(channel, &address, message, &send).await
+    }
+
+    /// Returns whether the owner of shard 0 is elsewhere, and goes on there.
+    async fn has_moved(&self, from: &str) -> bool {
+        let Some(records) = &self.records else { return false };
+        {
+            let mut place = self.place();
+            if place.address != from {
+                return true;
+            }
+            if place.looked.is_some_and(|looked| looked.elapsed() < LOOK_INTERVAL) {
+                return false;
+            }
+            place.looked = Some(Instant::now());
+        }
+        let owner = tokio::time::timeout(LOOK_TIMEOUT, records.open_owner(0)).await;
+        let Ok(Ok(Some(address))) = owner else { return false };
+        if address == from {
+            return false;
+        }
+        tracing::info!(from, to = address, "shard 0 has moved");
+        let mut place = self.place();
+        (place.address, place.channel) = (address, None);
+        true
     }
 
     async fn ask(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
-        let send = async |mut control: ControlClient<Channel>, ask| control.settle(ask).await;
-        self.peers.call(self.channel()?, &self.address, question, send).await
+        self.call(question, async |mut control: ControlClient<Channel>, ask| control.settle(ask).await).await
     }
 }
 
 impl Coordinator {
     /// Shard 0 of these nodes of the process or, without it, of the cluster.
-    pub(crate) fn of_others(nodes: &[Arc<Node>], cluster: &[String], peers: Peers) -> Self {
+    pub(crate) fn of_others(
+        nodes: &[Arc<Node>],
+        cluster: &[String],
+        peers: Peers,
+        records: Option<Bucket>,
+    ) -> Self {
         if let Some(first) = nodes.iter().find(|node| node.is_coordinator()) {
             return Self::Local(first.clone());
         }
         let address = cluster.first().cloned().unwrap_or_default();
-        Self::Remote(RemoteCoordinator { address, peers, channel: Mutex::default() })
+        let place = Mutex::new(Place { address, channel: None, looked: None });
+        Self::Remote(RemoteCoordinator { peers, place, records })
     }
 
     /// What this shard has as shard 0.
@@ -119,7 +183,7 @@ impl Node {
             Coordinator::Remote(first) => {
                 let ask = pb::UnregisterRequest { name: name.to_owned() };
                 let send = async |mut control: ControlClient<Channel>, ask| control.unregister(ask).await;
-                let removed = first.peers.call(first.channel()?, &first.address, ask, send);
+                let removed = first.call(ask, send);
                 return Ok(removed.await?.placement.unwrap_or_default());
             }
         };

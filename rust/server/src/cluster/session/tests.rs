@@ -17,8 +17,10 @@ fn shows(secret: Option<&SecretHash>) -> Proof<'_> {
 
 fn hello(sessions: &Sessions, client: u64, name: &str, renew: bool, now: Instant) -> Result<Greeted> {
     let secret = SecretHash::of(b"its own");
-    sessions
-        .hello(&Greeting { client, secret, principal: None, budget: None, name, renew, logged: false }, now)
+    sessions.hello(
+        &Greeting { client, secret, principal: None, budget: None, name, renew, ack: Ack::Applied },
+        now,
+    )
 }
 
 #[test]
@@ -164,7 +166,7 @@ fn who_has_no_secret_renews_and_learns_nothing() {
             budget: None,
             name: "b",
             renew,
-            logged: true,
+            ack: Ack::Logged,
         };
         assert_eq!(sessions.hello(&stranger, late).unwrap_err().kind, Kind::Denied);
     }
@@ -172,7 +174,7 @@ fn who_has_no_secret_renews_and_learns_nothing() {
     assert_eq!((listed.session, listed.name.as_str()), (number, "a"));
     assert_eq!(listed.idle, LEASE / 2);
     // The client itself, also where the answer to its Hello got lost.
-    assert!(!sessions.admit(1, shows(Some(&own)), late).unwrap());
+    assert_eq!(sessions.admit(1, shows(Some(&own)), late).unwrap(), Ack::Applied);
     assert_eq!(hello(&sessions, 1, "a", false, late).unwrap().number, number);
 }
 
@@ -184,7 +186,7 @@ fn a_restored_session_is_its_clients_alone() {
     let mut catalog = Catalog::default();
     catalog.sessions.extend([1, 2]);
     catalog.secrets.insert(1, own);
-    sessions.restore(&catalog, start).unwrap();
+    sessions.restore(&catalog, Ack::Logged, start).unwrap();
     assert_eq!(sessions.check(2, shows(None)).unwrap_err().kind, Kind::Denied);
     assert_eq!(sessions.check(2, shows(Some(&own))).unwrap_err().kind, Kind::Unavailable);
     for (client, changed) in [(1, false), (2, true)] {
@@ -201,7 +203,7 @@ fn a_session_belongs_to_the_principal_that_opened_it() {
         (SecretHash::of(b"its own"), "alice".into(), "bob".into());
     let hello = |client, principal| {
         sessions.hello(
-            &Greeting { client, secret, principal, budget: None, name: "", renew: false, logged: false },
+            &Greeting { client, secret, principal, budget: None, name: "", renew: false, ack: Ack::Applied },
             start,
         )
     };
@@ -222,7 +224,7 @@ fn a_session_belongs_to_the_principal_that_opened_it() {
     let mut catalog = Catalog::default();
     catalog.sessions.extend([2]);
     catalog.secrets.insert(2, secret);
-    sessions.restore(&catalog, start).unwrap();
+    sessions.restore(&catalog, Ack::Logged, start).unwrap();
     hello(2, Some(&bob)).unwrap();
     assert_eq!(sessions.admit(2, proof(Some(&alice)), start).unwrap_err().kind, Kind::Denied);
 }
@@ -235,7 +237,7 @@ fn a_principal_has_a_share_of_the_sessions_and_of_the_rows() {
     let hello = |client, owner: Option<usize>| {
         let (secret, principal) = (SecretHash::of(b"its own"), owner.map(|k| &principals[k]));
         let greeting =
-            Greeting { client, secret, principal, budget: None, name: "", renew: false, logged: false };
+            Greeting { client, secret, principal, budget: None, name: "", renew: false, ack: Ack::Applied };
         sessions.hello(&greeting, start)
     };
     let report = |client, steps| {
@@ -266,7 +268,7 @@ fn a_principal_has_a_share_of_the_sessions_and_of_the_rows() {
     // Restored ones count once their principal is known.
     let mut catalog = Catalog::default();
     catalog.sessions.extend([12, 13]);
-    sessions.restore(&catalog, start).unwrap();
+    sessions.restore(&catalog, Ack::Logged, start).unwrap();
     hello(12, Some(0)).unwrap();
     sessions.close(2, proof).unwrap();
     hello(14, Some(0)).unwrap_err();
@@ -280,12 +282,13 @@ fn a_restored_session_is_renewed_though_its_principal_has_no_memory_left() {
     let (budget, secret) = (Budgets::default().of(&alice), SecretHash::of(b"its own"));
     let hello = |client, renew| {
         let (principal, budget) = (alice.name.as_ref(), budget.as_ref());
-        sessions.hello(&Greeting { client, secret, principal, budget, name: "", renew, logged: false }, start)
+        sessions
+            .hello(&Greeting { client, secret, principal, budget, name: "", renew, ack: Ack::Applied }, start)
     };
     let mut catalog = Catalog::default();
     catalog.sessions.extend([1, 2]);
     catalog.secrets.extend([(1, secret), (2, secret)]);
-    sessions.restore(&catalog, start).unwrap();
+    sessions.restore(&catalog, Ack::Logged, start).unwrap();
     for client in [1, 2] {
         hello(client, true).unwrap();
     }
