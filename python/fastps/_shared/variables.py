@@ -80,6 +80,11 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         _option("KEEP_FOR", "keep-for", "seconds during which every snapshot is kept (0)"),
         _option("KEEP_HISTORY", "keep-history", "bytes that each shard keeps to be rewound (0)"),
         _option("COPY_TO", "copy-to", "URL to which each snapshot is copied"),
+        _option(
+            "COPY_BYTES_PER_SECOND",
+            "copy-bytes-per-second",
+            "bytes of the log that are copied in a second at most",
+        ),
         _option("COPY_LOG", "copy-log", "age in seconds at which a piece of the log is copied there, too"),
         _option("OWNER_LEASE", "owner-lease", "seconds after which a silent server loses its shards"),
         _option("TAKE_OVER", "take-over", "URL of the copies of a shard that is taken over"),

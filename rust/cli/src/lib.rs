@@ -158,6 +158,10 @@ struct ServeArgs {
         env = "FASTPS_COPY_LOG"
     )]
     copy_log: Option<Duration>,
+    /// Bytes of the log to copy in a second at most, for all shards of this process. What comes faster falls behind, which
+    /// fastps status and the metrics show; pushes are not slowed. Needs --copy-log.
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", env = "FASTPS_COPY_BYTES_PER_SECOND")]
+    copy_bytes_per_second: Option<u64>,
     /// Seconds after which another server may own a shard whose owner is silent. With it, exactly one of several
     /// servers of a shard answers, by a record beside its copies in an S3 bucket; at its start a server waits
     /// until the former owner has ended. Needs --copy-to.
@@ -340,6 +344,7 @@ fn serve(args: ServeArgs, at_start: &AtStart, log: &Log) -> Result<()> {
             keep_history: args.keep_history.unwrap_or(0),
             copy_to: args.copy_to,
             copy_log: args.copy_log,
+            copy_bytes_per_second: args.copy_bytes_per_second,
             owner_lease: args.owner_lease,
             take_over: args.take_over,
             shard: args.shard,

@@ -109,6 +109,8 @@ pub struct ServerConfig {
     pub copy_to: Option<String>,
     /// Age at which a piece of the log is copied there, too; `None`: only snapshots are copied.
     pub copy_log: Option<Duration>,
+    /// Bytes of the log that are copied in a second, over all shards of the process; `None`: as many as there are.
+    pub copy_bytes_per_second: Option<u64>,
     /// The lease of each shard's owner, whose record lies with the copies: this server answers only while no other
     /// one owns its shard. `None`: any server with a copy of the data answers.
     pub owner_lease: Option<Duration>,
@@ -158,6 +160,7 @@ impl Default for ServerConfig {
             keep_history: 0,
             copy_to: None,
             copy_log: None,
+            copy_bytes_per_second: None,
             owner_lease: None,
             take_over: None,
             shard: None,

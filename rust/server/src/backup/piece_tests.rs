@@ -1,6 +1,6 @@
 //! Logs of real journals, copied to a store in memory.
 
-use super::pieces::{Copier, LogCopies, snapshot_is_copied};
+use super::pieces::{Copier, LogCopies, Pace, snapshot_is_copied};
 use crate::backup::bucket::{Bucket, block};
 use crate::backup::owners::{Claiming, Owners};
 use crate::backup::upload::{Keep, upload};
@@ -115,7 +115,9 @@ impl Server {
 
     /// Copies all of the log that is synced.
     fn copy_all(&self) {
-        let copier = Copier::new(&self.bucket, 0, &self.files, &self.directory, AGE).unwrap().unwrap();
+        let copier = Copier::new(&self.bucket, 0, &self.files, &self.directory, (AGE, Pace::default()))
+            .unwrap()
+            .unwrap();
         let (stop, stopped) = watch::channel(None);
         stop.send_replace(Some(Instant::now()));
         block(async {
@@ -394,6 +396,19 @@ fn settings_that_do_not_fit_together_are_refused() {
                 ..copies.clone()
             },
             "0.05 to 3600 s",
+        ),
+        (
+            ServerConfig { copy_bytes_per_second: Some(5000), ..ServerConfig::default() },
+            "--copy-bytes-per-second with --copy-log",
+        ),
+        (
+            ServerConfig {
+                copy_to: url.clone(),
+                owner_lease: Some(LEASE),
+                copy_bytes_per_second: Some(9),
+                ..copies.clone()
+            },
+            "at least 1024",
         ),
     ] {
         let error = LogCopies::check(&config).unwrap_err();

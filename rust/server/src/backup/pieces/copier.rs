@@ -1,6 +1,7 @@
 //! Copies the log of a server's shards to its bucket, on a background thread: what is synced, in pieces of whole
 //! frames. Pushes never wait for it.
 
+use super::pace::Pace;
 use crate::backup::bucket::Bucket;
 use crate::cluster::node::Node;
 use crate::config::ServerConfig;
@@ -34,6 +35,8 @@ const MAX_LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// Ages of a piece that can be chosen.
 const MIN_AGE: Duration = Duration::from_millis(50);
 const MAX_AGE: Duration = Duration::from_hours(1);
+/// The smallest limit that can be chosen.
+const MIN_BYTES_PER_SECOND: u64 = 1 << 10;
 /// Least time in which to copy the end of the log, even past the deadline.
 const MIN_LAST_COPY_TIME: Duration = Duration::from_millis(500);
 
@@ -47,9 +50,18 @@ pub(crate) struct LogCopies {
 impl LogCopies {
     /// Fails unless the settings fit together.
     pub(crate) fn check(config: &ServerConfig) -> Result<()> {
-        let Some(age) = config.copy_log else { return Ok(()) };
         let wrong = |message: &str, expected: &str, got: String| {
             Err(Error::new(Kind::Config, message).expected(expected, got))
+        };
+        let Some(age) = config.copy_log else {
+            return match config.copy_bytes_per_second {
+                None => Ok(()),
+                Some(_) => wrong(
+                    "only copies of the log are limited",
+                    "--copy-bytes-per-second with --copy-log",
+                    "only --copy-bytes-per-second".to_owned(),
+                ),
+            };
         };
         if config.copies_to().is_none() {
             let message = "the log is copied to where the snapshots are copied";
@@ -66,16 +78,22 @@ impl LogCopies {
                 "the age at which a piece of the log is copied is too short or too long (--copy-log)";
             return wrong(message, &expected, format!("{} s", age.as_secs_f64()));
         }
+        if config.copy_bytes_per_second.is_some_and(|bytes| bytes < MIN_BYTES_PER_SECOND) {
+            let message = "the log would fall behind for ever (--copy-bytes-per-second)";
+            let got = config.copy_bytes_per_second.unwrap_or_default().to_string();
+            return wrong(message, &format!("at least {MIN_BYTES_PER_SECOND}"), got);
+        }
         Ok(())
     }
 
     /// Begins, for the shards of this process, which it owns.
     pub(crate) fn start(bucket: &Bucket, config: &ServerConfig, nodes: &[Arc<Node>]) -> Result<Option<Self>> {
         let (Some(age), Some(data_dir)) = (config.copy_log, &config.data_dir) else { return Ok(None) };
-        let mut shards = Vec::new();
+        let (mut shards, pace) = (Vec::new(), Pace::new(config.copy_bytes_per_second));
         for node in nodes {
             let (shard, files) = (node.index(), &node.files);
-            if let Some(copier) = Copier::new(bucket, shard, files, &shard_folder(data_dir, shard), age)? {
+            let directory = shard_folder(data_dir, shard);
+            if let Some(copier) = Copier::new(bucket, shard, files, &directory, (age, pace.clone()))? {
                 shards.push(copier);
             }
         }
@@ -133,6 +151,7 @@ pub(in crate::backup) struct Copier {
     term: u64,
     /// Age at which a piece is copied.
     age: Duration,
+    pace: Pace,
     /// When the log was first seen to have more than the pieces.
     since: Option<Instant>,
 }
@@ -144,7 +163,7 @@ impl Copier {
         shard: u32,
         files: &Files,
         directory: &std::path::Path,
-        age: Duration,
+        (age, pace): (Duration, Pace),
     ) -> Result<Option<Self>> {
         let (Some(journal), Some(owner), Some(copy)) = (files.journal(), files.owner(), files.log_copy())
         else {
@@ -156,7 +175,7 @@ impl Copier {
         let cutter = Cutter::new(directory, journal.copied_from(copied)?);
         let (owner, copy) = (owner.clone(), copy.clone());
         let (journal, bucket, term) = (journal.clone(), bucket.clone(), owner.term());
-        Ok(Some(Self { bucket, shard, owner, copy, journal, cutter, term, age, since: None }))
+        Ok(Some(Self { bucket, shard, owner, copy, journal, cutter, term, age, pace, since: None }))
     }
 
     pub(in crate::backup) async fn run(mut self, mut stop: watch::Receiver<Option<Instant>>) {
@@ -201,7 +220,10 @@ impl Copier {
         }
         let since = *self.since.get_or_insert_with(Instant::now);
         let hurries = is_last || is_free && self.copy.is_awaited();
-        if ready < PIECE_BYTES as u64 && since.elapsed() < self.age && !hurries {
+        if ready < self.pace.most(PIECE_BYTES) as u64 && since.elapsed() < self.age && !hurries {
+            return None;
+        }
+        if !is_last && !self.pace.is_free(Instant::now()) {
             return None;
         }
         match self.next(synced) {
@@ -220,8 +242,9 @@ impl Copier {
 
     fn next(&mut self, synced: LogPosition) -> Result<Option<(Piece, Vec<u8>)>> {
         let begin = self.cutter.next();
-        let next = self.cutter.cut(self.term, synced, PIECE_BYTES)?;
-        if let Some((piece, _)) = &next {
+        let next = self.cutter.cut(self.term, synced, self.pace.most(PIECE_BYTES))?;
+        if let Some((piece, bytes)) = &next {
+            self.pace.count(bytes.len(), Instant::now());
             if piece.begin != begin {
                 tracing::warn!(
                     shard = self.shard,
@@ -258,7 +281,6 @@ impl Copier {
         let copied = self.copy.add(piece);
         self.owner.change(|claim| claim.copied(copied));
     }
-
 }
 
 fn tell_failure(copy: &LogCopy, shard: u32, error: &Error) {

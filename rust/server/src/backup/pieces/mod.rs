@@ -1,6 +1,7 @@
 //! Copies of the log in a bucket, piece by piece, beside the copies of snapshots.
 
 mod copier;
+mod pace;
 mod prune;
 mod store;
 mod take;
@@ -8,5 +9,7 @@ mod take;
 #[cfg(test)]
 pub(super) use copier::Copier;
 pub(crate) use copier::LogCopies;
+#[cfg(test)]
+pub(super) use pace::Pace;
 pub(crate) use prune::snapshot_is_copied;
 pub(crate) use take::take;
