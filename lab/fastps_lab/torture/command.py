@@ -50,8 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", choices=PROFILES, default="all", help="kinds of faults (all)")
     parser.add_argument(
         "--ack",
-        choices=("applied", "logged"),
-        help="what receipts mean (default: logged if the seed is even, applied if it is odd)",
+        choices=("applied", "logged", "copied"),
+        help="what receipts mean (default: applied if the seed is odd; otherwise logged, or copied "
+        "if machines are lost)",
     )
     parser.add_argument(
         "--json",
@@ -95,7 +96,10 @@ def _execute(args: argparse.Namespace) -> int:
         source = Recorded(recorded)
     else:
         seed = secrets.randbelow(2**31) if seed is None else seed
-        ack = ack or ("applied" if seed % 2 else "logged")
+        kept = "copied" if profile == "take-over" else "logged"
+        ack = ack or ("applied" if seed % 2 else kept)
+        if (profile == "take-over") != (ack == "copied") and ack != "applied":
+            raise CommandError(f"--ack {ack} does not fit --profile {profile}: expected applied or {kept}")
         source = Planned(Plan(seed, profile), args.seconds)
     folder = Path(tempfile.mkdtemp(prefix="fastps-torture-"))
     begin = {"seed": seed, "profile": profile, "seconds": args.seconds}

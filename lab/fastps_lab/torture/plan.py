@@ -21,7 +21,7 @@ SHARDS = 2
 #: Number of clients and witnesses; a life's number modulo this is its place.
 SLOTS = CLIENTS + SHARDS
 
-PROFILES = ("crash", "net", "hostile", "all")
+PROFILES = ("crash", "net", "hostile", "all", "take-over")
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,14 @@ _STRANGERS: _Deck = {
 }
 
 
+#: Machines are lost for good, and servers on others take their shards over.
+_LOSSES: _Deck = {"lose": _kill, "kill": _kill, "terminate": _terminate}
+
+
 def _lanes(profile: str) -> dict[str, _Deck]:
+    if profile == "take-over":
+        clients: dict[str, _Deck] = {f"client {k}": _VERBS for k in range(CLIENTS)}
+        return clients | {f"shard {k}": _LOSSES for k in range(SHARDS)} | {"auditor": {"look": _look}}
     crash, net, hostile = (profile in (own, "all") for own in PROFILES[:3])
     verbs = {**_VERBS, **(_DEATHS if crash else {})}
     lanes: dict[str, _Deck] = {f"client {k}": verbs for k in range(CLIENTS)}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import fastps
+from fastps.commands.kit.bucket import bucket
 from fastps.commands.kit.proxy import Proxy
 from fastps.commands.kit.servers import free_ports
 from fastps_lab.torture.auditor import Auditor
@@ -57,6 +58,7 @@ class Run:
         self, source: Source, ack: str, begin: dict[str, Any], folder: Path, show: Callable[[Action], object]
     ) -> None:
         self.source, self.ack, self.folder, self._show = source, ack, folder, show
+        self._takes_over = begin.get("profile") == "take-over"
         self.history = History()
         machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
         self.history.add(
@@ -83,8 +85,9 @@ class Run:
         addresses = [f"127.0.0.1:{port}" for port in free_ports(SHARDS)]
         with contextlib.ExitStack() as stack:
             stack.callback(self._over.set)
+            copies = stack.enter_context(bucket("--profile take-over")) if self._takes_over else None
             for index in range(SHARDS):
-                self.shards.append(Shard(index, addresses, self.folder, self.history))
+                self.shards.append(Shard(index, addresses, self.folder, self.history, copies))
                 stack.callback(self.shards[-1].close)
             self._cuts = Cuts(addresses, self.shards[0].data, self.folder, self.history)
             self.proxies = [stack.enter_context(Proxy(address)) for address in addresses]

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,18 @@ class Shard:
         addresses: Of all shards.
         folder: Folder for data, logs and other files.
         history: Records starts and ends.
+        bucket: URL to which logs are copied, and variables for it; None: no copies.
     """
 
-    def __init__(self, index: int, addresses: list[str], folder: Path, history: History) -> None:
+    def __init__(
+        self,
+        index: int,
+        addresses: list[str],
+        folder: Path,
+        history: History,
+        bucket: tuple[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        self._bucket = bucket
         self.index, self.addresses, self.folder, self._history = index, addresses, folder, history
         self.address = addresses[index]
         self.data = folder / "data"
@@ -68,7 +78,13 @@ class Shard:
         self._starts += 1
         log = self.folder / f"shard-{self.index}-{self._starts}.log"
         options = ["--data-dir", str(self.data), *_OPTIONS]
-        return ServerProcess(addresses[self.index], addresses, log, options)
+        environment: Mapping[str, str] = {}
+        if self._bucket is not None:
+            url, environment = self._bucket
+            options += ["--copy-log=0.2", "--owner-lease", f"{LEASE:g}"]
+            first = self._starts == 1
+            options += ["--copy-to", url] if first else ["--take-over", url, "--shard", str(self.index)]
+        return ServerProcess(addresses[self.index], addresses, log, options, environment=environment)
 
     def _start(self, addresses: list[str]) -> ServerProcess:
         child = self._launch(addresses)

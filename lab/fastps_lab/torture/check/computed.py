@@ -17,7 +17,7 @@ def computed(events: Sequence[Event]) -> Iterator[Violation]:
 
     If receipts do not mean that a change is logged, changes may be lost with a killed server.
     """
-    logged = next((event["ack"] for event in events if event["ev"] == "begin"), "logged") == "logged"
+    logged = next((event["ack"] for event in events if event["ev"] == "begin"), "logged") != "applied"
     crashed = False
     for event in events:
         crashed |= event["ev"] == "server" and event["what"] in ("killed", "died")

@@ -204,6 +204,6 @@ def check(events: Sequence[Event]) -> list[Violation]:
 
 def certain(events: Sequence[Event], ack: str) -> bool:
     """Returns whether these events alone, some of a run, prove that an invariant is violated."""
-    if ack == "logged" and any(any(lost_logged(event)) for event in events):
+    if ack != "applied" and any(any(lost_logged(event)) for event in events):
         return True
     return any(any(invariant(events)) for invariant in (strangers, liveness, one_owner, no_internal))

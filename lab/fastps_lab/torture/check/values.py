@@ -64,7 +64,7 @@ def lost_logged(event: Event) -> Iterator[Violation]:
 
 def ledger(events: Sequence[Event]) -> Iterator[Violation]:
     """A value is the sum of acknowledged pushes less reported losses; pushes in doubt may count or not."""
-    logged = _ack(events) == "logged"
+    logged = _ack(events) != "applied"
     crashed = False
     least: dict[Key, float] = {}
     for event, books in _books(events):
@@ -164,7 +164,7 @@ class _Unreported:
 
 def reported(events: Sequence[Event]) -> Iterator[Violation]:
     """Every loss is reported once: by the first call after the restart, or the next if the first met it."""
-    logged = _ack(events) == "logged"
+    logged = _ack(events) != "applied"
     crashed = False
     unreported = _Unreported()
     for event, books in _books(events):
@@ -232,7 +232,7 @@ def monotone(events: Sequence[Event]) -> Iterator[Violation]:
 
 def doubt(events: Sequence[Event]) -> Iterator[Violation]:
     """The outcome of a push in doubt is reported, stays the same, and agrees with the value."""
-    logged = _ack(events) == "logged"
+    logged = _ack(events) != "applied"
     began: dict[tuple[int, int], Event] = {}
     fates: dict[tuple[int, int], str] = {}
     crashed = False

@@ -29,6 +29,15 @@ def _kill(shard: Shard, witness: Witness, args: Args, step: int) -> None:
     witness.call(args, step)
 
 
+def _lose(shard: Shard, witness: Witness, args: Args, step: int) -> None:
+    """Loses the machine with its disk; another one takes the shard over."""
+    witness.push(args, step)
+    shard.kill(step)
+    shutil.rmtree(shard.directory)
+    shard.start(step)
+    witness.call(args, step)
+
+
 def _kill_twice(shard: Shard, witness: Witness, args: Args, step: int) -> None:
     """Kills it again as soon as it listens."""
     witness.push(args, step)
@@ -117,6 +126,7 @@ def _stall(proxy: Proxy, args: Args) -> None:
 
 SHARD: dict[str, Callable[[Shard, Witness, Args, int], None]] = {
     "kill": _kill,
+    "lose": _lose,
     "kill_twice": _kill_twice,
     "terminate": _terminate,
     "stop": _stop,

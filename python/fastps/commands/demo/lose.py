@@ -1,13 +1,12 @@
-"""``fastps demo --lose-a-machine``: a server is killed, its folder removed, and another one takes its shard over."""
+"""``fastps demo --lose-a-machine``: a server is killed, its folder removed, its shard taken over."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from fastps.commands.demo.config import Config
 from fastps.commands.demo.output.view import View
 from fastps.commands.demo.state import LostMachine, Point
 from fastps.commands.demo.worker import minibatch
+from fastps.commands.kit.bucket import bucket
 from fastps.commands.kit.children import end
 from fastps.commands.kit.datasets import load, loss_sample
 from fastps.commands.kit.ledger import LedgerError
@@ -41,12 +41,12 @@ LOOK_EVERY = 0.2
 PATIENCE = 120.0
 
 
-def lose(config: Config, bucket: str | None, view: View, out: Path) -> LostMachine:
+def lose(config: Config, url: str | None, view: View, out: Path) -> LostMachine:
     """Trains, loses the machine of a shard half-way, and trains on.
 
     Args:
         config: The configuration.
-        bucket: URL of a store with conditional writes; None: moto's, in this process.
+        url: That of a bucket with conditional writes; None: a stand-in for S3 in this process.
         view: Says what happens.
         out: The folder for all files.
 
@@ -55,7 +55,7 @@ def lose(config: Config, bucket: str | None, view: View, out: Path) -> LostMachi
         LedgerError: The acknowledged updates and the version of the model do not reconcile.
     """
     with view, contextlib.ExitStack() as stack:
-        url, environment = stack.enter_context(_bucket(bucket))
+        url, environment = stack.enter_context(_bucket(url))
         machines = stack.enter_context(contextlib.closing(Machines(config, url, environment, out)))
         course = Course(config, load(config.data, config.dataset_dir), view, machines)
         course.result.bucket = url
@@ -63,46 +63,11 @@ def lose(config: Config, bucket: str | None, view: View, out: Path) -> LostMachi
         return course.result
 
 
-@contextlib.contextmanager
-def _bucket(url: str | None) -> Iterator[tuple[str, Mapping[str, str]]]:
+def _bucket(url: str | None) -> contextlib.AbstractContextManager[tuple[str, Mapping[str, str]]]:
     """The URL of a bucket, and variables for the servers that use it."""
     if url is not None:
-        yield url, {}
-        return
-    if importlib.util.find_spec("moto") is None:
-        raise CommandError(
-            "--lose-a-machine needs a bucket with conditional writes, which a folder has not: expected --bucket "
-            "s3://BUCKET/PREFIX (with the AWS_... variables of a store such as S3 or MinIO), or a stand-in for S3 in "
-            "this process, which pip install 'moto[server]' provides"
-        )
-    from moto.server import ThreadedMotoServer
-
-    (port,) = free_ports(1)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
-    server.start()
-    try:
-        endpoint = f"http://127.0.0.1:{port}"
-        _create(endpoint, "demo")
-        yield (
-            "s3://demo/run",
-            {
-                "AWS_ACCESS_KEY_ID": "demo",
-                "AWS_SECRET_ACCESS_KEY": "demo",
-                "AWS_REGION": "us-east-1",
-                "AWS_ENDPOINT_URL": endpoint,
-                "AWS_ALLOW_HTTP": "true",
-                "NO_PROXY": "127.0.0.1",
-                "no_proxy": "127.0.0.1",
-            },
-        )
-    finally:
-        server.stop()
-
-
-def _create(endpoint: str, bucket: str) -> None:
-    from urllib.request import ProxyHandler, Request, build_opener
-
-    build_opener(ProxyHandler({})).open(Request(f"{endpoint}/{bucket}", method="PUT"), timeout=START_TIMEOUT)
+        return contextlib.nullcontext((url, {}))
+    return bucket("--lose-a-machine without --bucket s3://BUCKET/PREFIX")
 
 
 class Machines:
@@ -116,7 +81,13 @@ class Machines:
         *cluster, spare = [f"127.0.0.1:{port}" for port in free_ports(config.shards + 1)]
         self.addresses = cluster
         self._out, self._environment = out, environment
-        self._lease = ("--owner-lease", f"{LEASE:g}", "--lease-ms", str(CLIENT_LEASE_MS), f"--copy-log={COPY_EVERY:g}")
+        self._lease = (
+            "--owner-lease",
+            f"{LEASE:g}",
+            "--lease-ms",
+            str(CLIENT_LEASE_MS),
+            f"--copy-log={COPY_EVERY:g}",
+        )
         self._servers: list[ServerProcess] = []
         self._spare = spare
         self._url = url
@@ -186,6 +157,7 @@ class Trainer(threading.Thread):
         """Trains."""
         try:
             with self._course.connect(self.name) as ps:
+                self._course.start.wait(PATIENCE)
                 while not self._course.over.is_set():
                     begin = time.monotonic()
                     try:
@@ -196,6 +168,7 @@ class Trainer(threading.Thread):
         except BaseException as error:
             self.error = error
             self._course.over.set()
+            self._course.start.abort()
 
     def _step(self, ps: fastps.ParameterServer) -> None:
         _, grads = minibatch(ps.pull(NAMES), *self._share, self._course.config, self._rng)
@@ -214,6 +187,8 @@ class Course:
     def __init__(self, config: Config, dataset: Dataset, view: View, machines: Machines) -> None:
         self.config, self.dataset, self.view, self.machines = config, dataset, view, machines
         self.result = LostMachine(config, LEASE)
+        #: The workers and the one who looks at the model begin together.
+        self.start = threading.Barrier(config.workers + 1)
         self.over = threading.Event()
         self._sample = loss_sample(dataset)
         self._began = 0.0
@@ -233,10 +208,12 @@ class Course:
             ps.register(params, optimizer=cluster.optimizer(self.config))
             self.machines.wait_beside()
             first = ps.versions(NAMES)[NAMES[0]]
-            self._began = time.monotonic()
             for trainer in self._trainers:
                 trainer.start()
             try:
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    self.start.wait(PATIENCE)
+                self._began = time.monotonic()
                 self._train(ps)
             finally:
                 self.over.set()
@@ -251,8 +228,8 @@ class Course:
         self.machines.lose()
         self.result.killed = self._seconds()
         self.view.say(
-            f"{self.result.killed:5.1f} s  killed the server of shard {SHARD} and removed its folder: the other one "
-            f"waits for its lease of {LEASE:g} s"
+            f"{self.result.killed:5.1f} s  killed the server of shard {SHARD} and removed its folder: "
+            f"the other one waits for its lease of {LEASE:g} s"
         )
         point = self._look(ps)
         self.result.taken = point.seconds
@@ -273,8 +250,9 @@ class Course:
             self.result.points.append(point)
             if point.seconds - told >= 2.0:
                 told = point.seconds
+                percent = 100 * point.accuracy
                 self.view.say(
-                    f"{point.seconds:5.1f} s  {point.updates:>7,} updates  accuracy {100 * point.accuracy:5.2f} %"
+                    f"{point.seconds:5.1f} s  {point.updates:>7,} updates  accuracy {percent:5.2f} %"
                 )
             time.sleep(LOOK_EVERY)
 
@@ -286,8 +264,8 @@ class Course:
         expected = result.updates - sum(trainer.first_lost for trainer in self._trainers)
         if changes != expected:
             raise LedgerError(
-                f"the model does not have what was acknowledged: expected {expected:,} changes of {NAMES[0]!r}, as "
-                f"acknowledged and not reported as lost, and it has {changes:,}"
+                f"the model does not have what was acknowledged: expected {expected:,} changes of "
+                f"{NAMES[0]!r}, as acknowledged and not reported as lost, and it has {changes:,}"
             )
 
     def _seconds(self) -> float:
