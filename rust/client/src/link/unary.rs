@@ -155,7 +155,8 @@ where
             }
         };
         // The server has counted the same time, and knows no reason.
-        if error.kind == Kind::Deadline && before.is_some() && Instant::now() + FIRST_RETRY_PAUSE >= deadline {
+        if error.kind == Kind::Deadline && before.is_some() && Instant::now() + FIRST_RETRY_PAUSE >= deadline
+        {
             return Err(late(link, before));
         }
         if error.kind == Kind::Unauthenticated && link.shared.bearer.has_newer_than(shown.as_ref()) {

@@ -11,7 +11,7 @@ use crate::backup::owners::{Claiming, Owners};
 use crate::cluster::loss;
 use crate::cluster::map::Map;
 use crate::cluster::membership::{Membership, Standing};
-use crate::cluster::node::coordinator::{Coordinator, OwnCoordinator};
+use crate::cluster::node::coordinator::{Coordinator, OwnCoordinator, OwnerRecord};
 use crate::cluster::node::{ConnectionCounters, Node, Phase, Security};
 use crate::cluster::peers::Peers;
 use crate::cluster::reservation::Reservations;
@@ -30,6 +30,7 @@ use fastps_durable::{Catalog, Member, shard_folder};
 use fastps_transport::bearer::Bearer;
 use fastps_transport::memory_budget::WorkerRoom;
 use fastps_transport::tls::ServerTls;
+use futures_util::future::BoxFuture;
 use serde_json::json;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -214,8 +215,14 @@ impl Start<'_> {
         } else {
             // The connections of a bucket end with the runtime that has opened them.
             let records = config.copies_to().filter(|_| config.owner_lease.is_some());
-            let records = records.map(|url| Bucket::open(url)).transpose()?;
-            Coordinator::of_others(nodes, &self.cluster, self.credentials.peers.clone(), records)
+            let bucket = records.map(|url| Bucket::open(url)).transpose()?;
+            let record = bucket.map(|bucket| {
+                OwnerRecord(Box::new(move || -> BoxFuture<'static, Option<String>> {
+                    let bucket = bucket.clone();
+                    Box::pin(async move { bucket.open_owner(0).await.ok().flatten() })
+                }))
+            });
+            Coordinator::of_others(nodes, &self.cluster, self.credentials.peers.clone(), record)
         };
         let is_live = |client| sessions.is_live(client);
         let space_table = SpaceTable::restore(random()?, meter, catalog.spaces, is_live)?;

@@ -2,7 +2,6 @@
 //! and spaces.
 
 use crate::auth::scope::Scope;
-use crate::backup::Bucket;
 use crate::cluster::map::Map;
 use crate::cluster::node::Node;
 use crate::cluster::peers::Peers;
@@ -13,6 +12,8 @@ use fastps_core::verbs::SpaceInfo;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_client::ControlClient;
 use fastps_transport::convert;
+use futures_util::future::BoxFuture;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tonic::transport::Channel;
@@ -54,7 +55,16 @@ pub(crate) struct RemoteCoordinator {
     peers: Peers,
     place: Mutex<Place>,
     /// Where the record of its owner lies, if its servers have one.
-    records: Option<Bucket>,
+    record: Option<OwnerRecord>,
+}
+
+/// Asks the record of shard 0's owner for its address, if it serves.
+pub(crate) struct OwnerRecord(pub(crate) Box<dyn Fn() -> BoxFuture<'static, Option<String>> + Send + Sync>);
+
+impl fmt::Debug for OwnerRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OwnerRecord")
+    }
 }
 
 /// Where shard 0 is.
@@ -100,7 +110,7 @@ impl RemoteCoordinator {
 
     /// Returns whether the owner of shard 0 is elsewhere, and goes on there.
     async fn has_moved(&self, from: &str) -> bool {
-        let Some(records) = &self.records else { return false };
+        let Some(OwnerRecord(ask)) = &self.record else { return false };
         {
             let mut place = self.place();
             if place.address != from {
@@ -111,8 +121,7 @@ impl RemoteCoordinator {
             }
             place.looked = Some(Instant::now());
         }
-        let owner = tokio::time::timeout(LOOK_TIMEOUT, records.open_owner(0)).await;
-        let Ok(Ok(Some(address))) = owner else { return false };
+        let Ok(Some(address)) = tokio::time::timeout(LOOK_TIMEOUT, ask()).await else { return false };
         if address == from {
             return false;
         }
@@ -133,14 +142,14 @@ impl Coordinator {
         nodes: &[Arc<Node>],
         cluster: &[String],
         peers: Peers,
-        records: Option<Bucket>,
+        record: Option<OwnerRecord>,
     ) -> Self {
         if let Some(first) = nodes.iter().find(|node| node.is_coordinator()) {
             return Self::Local(first.clone());
         }
         let address = cluster.first().cloned().unwrap_or_default();
         let place = Mutex::new(Place { address, channel: None, looked: None });
-        Self::Remote(RemoteCoordinator { peers, place, records })
+        Self::Remote(RemoteCoordinator { peers, place, record })
     }
 
     /// What this shard has as shard 0.
