@@ -5,7 +5,6 @@
 //! no more memory than it has; its pins can be taken back at any time by resetting its stream.
 
 use crate::measures::{Measures, OpenRequest};
-use crate::persistence::Files;
 use fastps_core::error::{Error, Result};
 use fastps_core::failpoint::reach;
 use fastps_core::frame::Applied;
@@ -57,6 +56,9 @@ pub(crate) struct AnswerSlot {
     until: Until,
 }
 
+/// Calls back once something has happened to all that is logged when it is called.
+pub(crate) type When = Box<dyn FnOnce(Box<dyn FnOnce() + Send>) + Send + Sync>;
+
 /// What an answer waits for.
 #[derive(Default)]
 pub(crate) enum Until {
@@ -65,9 +67,9 @@ pub(crate) enum Until {
     /// It is durable.
     Durable(Arc<Journal>),
     /// It is also copied. If the answer turns out to be a gradient's receipt, it waits as that does.
-    Copied(Files, Ack),
+    Copied(Arc<Journal>, Ack, When),
     /// It is also in what every later owner of the shard has.
-    Kept(Files),
+    Kept(When),
 }
 
 impl AnswerSlot {
@@ -89,8 +91,8 @@ impl AnswerSlot {
     /// The answer is the receipt of a gradient, which waits for no more than its client has asked for.
     pub(crate) fn as_receipt(self) -> Self {
         let until = match self.until {
-            Until::Copied(_, Ack::Applied) => Until::Now,
-            Until::Copied(files, _) => files.journal().cloned().map_or(Until::Now, Until::Durable),
+            Until::Copied(_, Ack::Applied, _) => Until::Now,
+            Until::Copied(journal, _, _) => Until::Durable(journal),
             until => until,
         };
         Self { until, ..self }
@@ -101,11 +103,8 @@ impl AnswerSlot {
             Until::Durable(journal) if what.is_ok() => {
                 journal.when_durable(journal.position(), move || self.send_now(what));
             }
-            Until::Copied(files, _) if what.is_ok() => {
-                files.when_copied(files.position(), move || self.send_now(what));
-            }
-            Until::Kept(files) if what.is_ok() => {
-                files.when_kept(files.position(), move || self.send_now(what));
+            Until::Copied(_, _, when) | Until::Kept(when) if what.is_ok() => {
+                when(Box::new(move || self.send_now(what)));
             }
             _ => self.send_now(what),
         }

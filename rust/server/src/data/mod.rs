@@ -7,7 +7,7 @@ mod parts;
 mod push;
 mod vectors;
 
-use crate::answers::{AnswerSlot, Answers, MAX_OWED_ANSWERS, Owed, QueuedAnswer, StreamState, Until};
+use crate::answers::{AnswerSlot, Answers, MAX_OWED_ANSWERS, Owed, QueuedAnswer, StreamState, Until, When};
 use crate::auth::budget::Account;
 use crate::auth::budget::calls::sleep;
 use crate::auth::caller::Caller;
@@ -235,8 +235,15 @@ impl Exchange {
         let Some(journal) = files.journal().filter(|_| is_logged) else { return Until::Now };
         let copies = files.log_copy().is_some();
         match ack {
-            Ack::Copied if copies => Until::Kept(files.clone()),
-            _ if copies && !verb.is_gradient() => Until::Copied(files.clone(), ack),
+            Ack::Copied if copies => {
+                let files = files.clone();
+                Until::Kept(Box::new(move |then| files.when_kept(files.position(), then)))
+            }
+            _ if copies && !verb.is_gradient() => {
+                let files = files.clone();
+                let when: When = Box::new(move |then| files.when_copied(files.position(), then));
+                Until::Copied(journal.clone(), ack, when)
+            }
             Ack::Logged | Ack::Copied => Until::Durable(journal.clone()),
             Ack::Applied => Until::Now,
         }
