@@ -45,6 +45,7 @@ __all__ = [
     "decode",
     "described",
     "encode",
+    "fetch_history",
     "forked",
     "instruction_set",
     "instruction_sets",
@@ -354,6 +355,7 @@ class Server:
         keep_for: float,
         keep_history: int,
         copy_to: str | None,
+        copy_history: bool,
         accept_loss: bool,
         tokens: File | None,
         server_token: File | None,
@@ -394,6 +396,7 @@ def recorded(
     list[str],
     bytes,
 ]: ...
+def fetch_history(url: str, folder: File, version: int | None) -> None: ...
 def moment_of(dir: File, version: int, mark: str | None) -> tuple[Client, list[str]]: ...
 def rewind_to(dir: File, out: File, version: int, mark: str | None, shards: int | None) -> list[str]: ...
 def described(

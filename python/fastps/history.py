@@ -1,4 +1,7 @@
-"""The past of a data directory: every change in the log that servers keep with ``--keep-history``."""
+"""The past of a run: every change in the log that servers keep with ``--keep-history``.
+
+It is read from a data directory, or from what servers with ``--copy-history`` have copied of it to a bucket.
+"""
 
 from __future__ import annotations
 
@@ -117,12 +120,14 @@ def history(folder: File, *, norms: bool = False) -> History:
     """Reads the log that a data directory keeps. Servers may be running.
 
     Args:
-        folder: The ``--data-dir`` of the servers.
+        folder: The ``--data-dir`` of the servers; or, of servers with ``--copy-history``, the URL of their
+            ``--copy-to``, such as ``"s3://bucket/prefix"``: all of the log there is fetched into a temporary
+            folder. It ends with the newest snapshot that is copied.
         norms: Decode every change, for its norm: about as long as a restart takes to apply them.
 
     Raises:
-        ConfigError: The folder contains no snapshot and no log.
-        DamagedFileError: A segment of the log is damaged.
+        ConfigError: The folder contains no snapshot and no log, or the bucket no history.
+        DamagedFileError: A segment of the log is damaged, or missing in the bucket.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -174,7 +179,8 @@ def rewind(
     times and pushes.
 
     Args:
-        folder: The ``--data-dir`` of the servers.
+        folder: The ``--data-dir`` of the servers; or, of servers with ``--copy-history``, the URL of their
+            ``--copy-to``: one snapshot and the log after it are fetched into a temporary folder.
         out: The directory to write, which must not exist or must be empty; None: no file is written.
         to: The version; a tensor that never had so many changes is as of its last.
         to_mark: Instead of `to`, the name of a mark (`ParameterServer.mark`): the newest one of that name.

@@ -112,6 +112,7 @@ def serve(
     keep_for: float = 0.0,
     keep_history: int = 0,
     copy_to: str | None = None,
+    copy_history: bool = False,
     accept_loss: bool = False,
 ) -> Server:
     """Starts gRPC shard servers on threads of this process, like ``fastps serve``.
@@ -159,6 +160,8 @@ def serve(
             to any moment in them; 0: only what a start may need.
         copy_to: Also copy each snapshot to ``"s3://bucket/prefix"``, with settings from the environment
             (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...), or to ``"file:///folder"``.
+        copy_history: With `copy_to` and `keep_history`: copy the history there, too, up to the newest
+            snapshot, and keep as much of it there. `history` and `rewind` read it from the URL.
         accept_loss: Start with what is readable in `data_dir` even if durable data is missing or damaged.
 
     Returns:
@@ -199,6 +202,7 @@ def serve(
         number("keep_for", keep_for),
         integer("keep_history", keep_history, 0, 2**64 - 1),
         words_or_none("copy_to", copy_to),
+        flag("copy_history", copy_history),
         flag("accept_loss", accept_loss),
         path_or_none("tokens", tokens),
         path_or_none("server_token_file", server_token_file),

@@ -12,6 +12,7 @@ import pytest
 import fastps
 from fastps.commands.cli import main
 from fastps.commands.kit.bisection import what_changed
+from fastps.commands.kit.kept import Kept
 
 HISTORY = 1 << 30
 PATIENT = 60.0
@@ -134,7 +135,7 @@ def test_a_note_leads_to_its_batch(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert notes[True, made["none"]] == ""
     assert notes[False, made["rows"]] == "rows"
     assert {"Async 0", "Async 1", "Local 1"} <= {*notes.values()}
-    (said,) = [line for line in what_changed(tmp_path / "data", made["async"]) if " to w" in line]
+    (said,) = [line for line in what_changed(Kept(str(tmp_path / "data")), made["async"]) if " to w" in line]
     assert "of worker 'gpu-7' (batch 8132) to w" in said
     assert main(["history", str(tmp_path / "data")]) == 0
     assert 'the last one "rows"' in capfd.readouterr().out

@@ -93,6 +93,44 @@ def test_any_version_comes_back_on_any_number_of_shards(
         assert not (tmp_path / "none").exists()
 
 
+def test_consistent_snapshots_come_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    data, had = tmp_path / "data", []
+    with (
+        fastps.serve(2, data_dir=data, keep_history=HISTORY) as server,
+        fastps.connect(server.address_list, name="gpu-7", ack="logged") as ps,
+    ):
+        for name in ("a", "b"):
+            ps.register(name, np.zeros(SHAPES[name], np.float32), optimizer=fastps.Adam(lr=0.01))
+        for _ in range(3):
+            for _ in range(5):
+                ps.push({name: np.ones(SHAPES[name], np.float32) for name in ("a", "b")})
+            save = ["checkpoint", "save", *server.address_list]
+            assert main([*save, "--consistent=default"]) == 0
+            had.append(ps.pull(["a", "b"]))
+            ps.push("a", np.ones(SHAPES["a"], np.float32))
+            assert main(save) == 0
+        capfd.readouterr()
+        assert main(["checkpoint", "list", "--json", str(data)]) == 0
+        shards = json.loads(capfd.readouterr().out)["shards"]
+        first = next(shard["snapshots"] for shard in shards if shard["shard"] == 0)
+        cuts = sorted(one["number"] for one in first if one["cut"])
+        others = [one["number"] for one in first if not one["cut"]]
+        assert len(cuts) == len(had)
+        for number, expected in zip(cuts, had, strict=True):
+            out = tmp_path / f"at-{number}"
+            assert main(["rewind", str(data), "--to-snapshot", str(number), "--out", str(out)]) == 0
+            now = values(out)
+            assert all(now[name].tobytes() == expected[name].tobytes() for name in expected), number
+        for number in (others[0], 999):
+            none = ["--to-snapshot", str(number), "--out", str(tmp_path / "none")]
+            assert main(["rewind", str(data), *none]) == 1
+            assert f"expected one of {cuts}" in capfd.readouterr().err
+        # What a moment of one shard means for the other.
+        name = min(("a", "b"), key=lambda name: (name != "b", name))
+        assert main(["rewind", str(data), "--to", f"{name}=3", "--out", str(tmp_path / "b3")]) == 0
+        assert "slices are as of the time of the moment" in capfd.readouterr().err
+
+
 def test_a_worker_of_the_run_is_a_stranger_to_its_past(tmp_path: Path) -> None:
     listen = f"127.0.0.1:{free_ports(1)[0]}"
     with fastps.serve(data_dir=tmp_path / "now", keep_history=HISTORY, listen=listen) as server:
@@ -178,5 +216,10 @@ def test_bisect_finds_a_planted_push(tmp_path: Path) -> None:
         assert found in done.stdout
         assert done.stdout.count(": good\n") + done.stdout.count(": bad\n") <= runs
     worker = f"gpu-{7 + spoiled % 2}"
+    before, after = had[[*had][spoiled - 1]], had[first_bad]
+    for name in ("a", "b"):
+        old, new = before[name].astype(float), after[name].astype(float)
+        moved = f"{name} moved by {np.linalg.norm(new - old):.3g}, from |{name}| {np.linalg.norm(old):.3g}\n"
+        assert moved in done.stdout
     assert f"of worker '{worker}' to 'a' and 1 more tensor: lr 0.01" in done.stdout
     assert "x the median of the" in done.stdout

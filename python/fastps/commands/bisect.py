@@ -17,6 +17,8 @@ import fastps
 from fastps._shared.process import EXIT_OK, CommandError
 from fastps._shared.text import counted
 from fastps.commands.kit.bisection import BAD, GOOD, SKIP, Search, served, what_changed
+from fastps.commands.kit.kept import Kept
+from fastps.history import History
 
 __all__ = ["add_arguments", "execute"]
 
@@ -25,7 +27,11 @@ _SKIPS, _BREAKS = 125, 126
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dir", type=Path, metavar="DIR", help="the --data-dir of the servers")
+    parser.add_argument(
+        "dir",
+        metavar="DIR",
+        help="the --data-dir of the servers, or their --copy-to if they have --copy-history",
+    )
     parser.add_argument(
         "--good", type=int, metavar="VERSION", help="a version that is good (default: the first)"
     )
@@ -56,8 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Searches, and says what changed in the first bad version."""
-    past = fastps.history(args.dir)
-    first, last = max(span.first for span in past.spans), max(span.last for span in past.spans)
+    with Kept(args.dir) as kept:
+        return _search(args, kept)
+
+
+def _search(args: argparse.Namespace, run: Kept) -> int:
+    past = fastps.history(run.folder)
+    first, last = max(span.first for span in past.spans), _last(past, run.is_copy)
     good, bad = first if args.good is None else args.good, last if args.bad is None else args.bad
     if not first <= good < bad <= last:
         raise CommandError(
@@ -68,29 +79,37 @@ def execute(args: argparse.Namespace) -> int:
 
     def judge(version: int) -> str:
         with tempfile.TemporaryDirectory(prefix="fastps-bisect-") as folder:
-            verdict = _judge(args, version, Path(folder))
+            verdict = _judge(args, run, version, Path(folder))
         print(f"  version {version:,}: {verdict}", flush=True)
         return verdict
 
-    def kept(version: int) -> str:
+    def known(version: int) -> str:
         if version not in verdicts:
             verdicts[version] = judge(version)
             if args.resume:
                 _write(args.resume, args.run, verdicts)
         return verdicts[version]
 
-    search = Search(good, bad, kept)
+    search = Search(good, bad, known)
     found = search.run()
     print(f"{counted(search.runs, 'run')}; first bad version: {found:,}")
-    for line in what_changed(args.dir, found):
+    for line in what_changed(run, found):
         print(f"  {line}")
     return EXIT_OK
 
 
-def _judge(args: argparse.Namespace, version: int, folder: Path) -> str:
+def _last(past: History, is_copy: bool) -> int:
+    """The last version; in a bucket, where the logs of the shards end at different times, that of all."""
+    if not is_copy:
+        return max(span.last for span in past.spans)
+    # A shard whose tensors never change has none.
+    return min((span.last for span in past.spans if span.last > span.first), default=0)
+
+
+def _judge(args: argparse.Namespace, run: Kept, version: int, folder: Path) -> str:
     """Runs the command for a version."""
     moment = folder / "moment"
-    fastps.rewind(args.dir, moment, to=version)
+    run.rewind(moment, version)
     with _places(args.run, moment, folder) as places:
         # Others' braces, as of a shell or of JSON, stay.
         command = args.run

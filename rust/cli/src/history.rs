@@ -1,12 +1,15 @@
-//! `fastps history` and `fastps rewind`: the past of a data directory.
+//! `fastps history` and `fastps rewind`: the past of a data directory, or of what is copied of it to a bucket.
 
 use crate::command::{self, in_json, note, say};
+use crate::past_place::PastPlace;
 use clap::{ArgGroup, Parser};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
 use fastps_core::store;
 use fastps_core::text::nearest;
-use fastps_durable::{Change, Moment, Past, PastMark, Reading, ShardSpan, past, restore, store_of};
+use fastps_durable::checkpoint::{self, Snapshot};
+use fastps_durable::{Change, Moment, Past, PastMark, Reading, Restored, ShardSpan, restore, store_of};
+use fastps_server::backup::{Bucket, fetch_past};
 use fastps_server::human::size;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -15,11 +18,11 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 /// Show what the data directory DIR can be rewound to: versions, times, and the pushes of each worker. It reads
-/// the whole log that is kept; servers may be running.
+/// the whole log that is kept; servers may be running. DIR may be the URL of a bucket with copies of the history.
 #[derive(Debug, Parser)]
 #[command(name = "fastps history")]
 pub(crate) struct HistoryArgs {
-    /// The --data-dir of the servers.
+    /// The --data-dir of the servers, or their --copy-to if they have --copy-history.
     dir: PathBuf,
     /// Print one JSON object.
     #[arg(long)]
@@ -31,11 +34,12 @@ pub(crate) struct HistoryArgs {
 }
 
 /// Write a new data directory with the parameters and optimizer state of an earlier moment, bit for bit. The old
-/// one is not changed, and servers may be running. The new one is another cluster: it knows no clients.
+/// one is not changed, and servers may be running. The new one is another cluster: it knows no clients. DIR may be
+/// the URL of a bucket with copies of the history.
 #[derive(Debug, Parser)]
-#[command(name = "fastps rewind", group(ArgGroup::new("moment").required(true).args(["to", "to_time", "to_push", "to_mark"])))]
+#[command(name = "fastps rewind", group(ArgGroup::new("moment").required(true).args(["to", "to_time", "to_push", "to_mark", "to_snapshot"])))]
 pub(crate) struct RewindArgs {
-    /// The --data-dir of the servers.
+    /// The --data-dir of the servers, or their --copy-to if they have --copy-history.
     dir: PathBuf,
     /// A version, of all tensors or of one; others are as of when that one reached it.
     #[arg(long, value_name = "[TENSOR=]VERSION", value_parser = version)]
@@ -49,6 +53,9 @@ pub(crate) struct RewindArgs {
     /// A mark, by its name; the newest of that name.
     #[arg(long, value_name = "NAME")]
     to_mark: Option<String>,
+    /// A consistent snapshot (fastps checkpoint save --consistent), by its number on shard 0.
+    #[arg(long, value_name = "NUMBER")]
+    to_snapshot: Option<u64>,
     /// The data directory to write; it must not exist or must be empty.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -87,7 +94,7 @@ pub(crate) fn history(args: impl IntoIterator<Item = OsString>) -> i32 {
             return Err(error.expected("the command fastps of the Python package", "--plot"));
         }
         let mut workers: BTreeMap<u64, Pushes> = BTreeMap::new();
-        let past = past(&args.dir, |change| {
+        let past = PastPlace::open(&args.dir)?.past(|change| {
             if change.is_gradient {
                 workers.entry(change.client).or_default().add(change);
             }
@@ -200,7 +207,7 @@ pub fn recorded(dir: &Path, norms: bool) -> Result<Recorded> {
     let (mut recorded, mut numbers) = (Recorded::default(), BTreeMap::new());
     recorded.notes.push(String::new());
     let mut notes = HashMap::from([(String::new(), 0)]);
-    let past = past(dir, |change| {
+    let past = PastPlace::open(dir)?.past(|change| {
         let note = notes.get(change.note).copied().unwrap_or_else(|| {
             let number = recorded.notes.len() as u64;
             recorded.notes.push(change.note.to_owned());
@@ -247,10 +254,10 @@ pub enum Target {
 }
 
 impl Target {
-    fn moment(self, dir: &Path) -> Result<Moment> {
+    fn moment(self, place: &PastPlace) -> Result<Moment> {
         match self {
             Self::Version(version) => Ok(Moment::Version(version)),
-            Self::Mark(name) => marked(dir, &name),
+            Self::Mark(name) => marked(place, &name),
         }
     }
 }
@@ -258,30 +265,45 @@ impl Target {
 /// Writes a directory with every `exact` tensor as it was; `shards`: `None` for as many as the old one has.
 /// Returns what people should know, one sentence each.
 pub fn rewind_to(dir: &Path, out: &Path, to: Target, shards: Option<u32>) -> Result<Vec<String>> {
-    let shards = count_of(dir, shards)?;
-    Ok(restore(dir, out, shards, Reading::At(to.moment(dir)?))?.notes)
+    let place = PastPlace::open(dir)?;
+    let moment = to.moment(&place)?;
+    place.at(&moment, |dir| Ok(restored(dir, out, moment.clone(), shards)?.0.notes))
+}
+
+/// `shards`: `None` for as many as the old directory has.
+fn restored(dir: &Path, out: &Path, moment: Moment, shards: Option<u32>) -> Result<(Restored, u32)> {
+    let shards = match shards {
+        Some(shards) => shards,
+        None => checkpoint::list(dir)?.len() as u32,
+    };
+    Ok((restore(dir, out, shards, Reading::At(moment))?, shards))
 }
 
 /// The tensors of a directory as they were, in memory, and what people should know, one sentence each.
 pub fn moment_of(dir: &Path, to: Target) -> Result<(store::Past, Vec<String>)> {
-    store_of(dir, Reading::At(to.moment(dir)?))
+    let place = PastPlace::open(dir)?;
+    let moment = to.moment(&place)?;
+    place.at(&moment, |dir| store_of(dir, Reading::At(moment.clone())))
 }
 
-fn count_of(dir: &Path, shards: Option<u32>) -> Result<u32> {
-    shards.map_or_else(|| Ok(fastps_durable::checkpoint::list(dir)?.len() as u32), Ok)
+/// Fetches the log of the history that is copied to a bucket into a folder, which [`recorded`] and [`rewind_to`] read
+/// as a data directory; or, for `version`, also the values that this version is made from.
+pub fn fetch_history(url: &str, folder: &Path, version: Option<u64>) -> Result<()> {
+    fetch_past(&Bucket::open(url)?, folder, version.map(Moment::Version).as_ref())
 }
 
 /// Runs `fastps rewind` and returns the exit status.
 pub(crate) fn rewind(args: impl IntoIterator<Item = OsString>) -> i32 {
     command::run(args, |args: RewindArgs| {
-        let RewindArgs { dir, to, to_time, to_push, to_mark, out, shards } = args;
-        let moment = match (to.or(to_time), to_mark) {
-            (Some(moment), _) => moment,
-            (None, Some(name)) => marked(&dir, &name)?,
-            (None, None) => push(&dir, &to_push.unwrap_or_default())?,
+        let RewindArgs { dir, to, to_time, to_push, to_mark, to_snapshot, out, shards } = args;
+        let place = PastPlace::open(&dir)?;
+        let moment = match (to.or(to_time), to_mark, to_snapshot) {
+            (Some(moment), ..) => moment,
+            (None, Some(name), _) => marked(&place, &name)?,
+            (None, None, Some(number)) => snapshot(&place, number)?,
+            (None, None, None) => push(&place, &to_push.unwrap_or_default())?,
         };
-        let shards = count_of(&dir, shards)?;
-        let done = restore(&dir, &out, shards, Reading::At(moment))?;
+        let (done, shards) = place.at(&moment, |dir| restored(dir, &out, moment.clone(), shards))?;
         done.notes.iter().for_each(note);
         let (tensors, bytes, out) = (done.tensors, size(done.bytes), out.display());
         say(&[format!("{out}: {tensors} tensors, {bytes}, for {shards} shards")])?;
@@ -290,26 +312,41 @@ pub(crate) fn rewind(args: impl IntoIterator<Item = OsString>) -> i32 {
 }
 
 /// The newest mark of a name.
-fn marked(dir: &Path, name: &str) -> Result<Moment> {
-    let marks = past(dir, |_| ())?.marks;
+fn marked(place: &PastPlace, name: &str) -> Result<Moment> {
+    let marks = place.past(|_| ())?.marks;
     let newest = marks.iter().rfind(|mark| *mark.name == *name);
     newest.map(|mark| Moment::Mark(mark.id)).ok_or_else(|| {
         let near = nearest(name, marks.iter().map(|mark| &*mark.name));
         let near = near.map_or(String::new(), |near| format!("; did you mean {near:?}?"));
-        Error::new(Kind::Config, format!("{} has no such mark", dir.display()))
+        Error::new(Kind::Config, format!("{} has no such mark", place.shown()))
             .expected("a mark that `fastps history` shows", format!("{name:?}{near}"))
     })
 }
 
+/// The cut of a consistent snapshot, by its number on shard 0.
+fn snapshot(place: &PastPlace, number: u64) -> Result<Moment> {
+    let shards = place.snapshots()?;
+    let first = shards.first().map_or(&[][..], |first| &first.snapshots);
+    let cut_of = |snapshot: &Snapshot| snapshot.cut.as_ref().map(|cut| cut.id);
+    let found = first.iter().find(|snapshot| snapshot.number == number).and_then(cut_of);
+    found.map(Moment::Cut).ok_or_else(|| {
+        let cuts: Vec<_> = first.iter().filter(|one| one.cut.is_some()).map(|one| one.number).collect();
+        let known =
+            if cuts.is_empty() { "one: there is none".to_owned() } else { format!("one of {cuts:?}") };
+        Error::new(Kind::Config, format!("{} has no such consistent snapshot", place.shown()))
+            .expected(known, number)
+    })
+}
+
 /// The moment of a push by a worker's name or number.
-fn push(dir: &Path, text: &str) -> Result<Moment> {
+fn push(place: &PastPlace, text: &str) -> Result<Moment> {
     let wrong = |got: &str| {
         Error::new(Kind::Config, "no such push").expected("WORKER:PUSH, as `fastps history` shows", got)
     };
     let (worker, number) = text.rsplit_once(':').ok_or_else(|| wrong(text))?;
     let sequence = number.replace(['_', ','], "").parse().map_err(|_| wrong(text))?;
     let mut with_it = BTreeSet::new();
-    let past = past(dir, |change| {
+    let past = place.past(|change| {
         if change.sequence == sequence {
             with_it.insert((change.shard, change.client));
         }

@@ -15,6 +15,7 @@ mod history;
 mod log;
 mod new_cluster;
 mod owner;
+mod past_place;
 mod signals;
 mod status;
 mod systemd;
@@ -29,7 +30,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_server::human::parse_bytes;
 use fastps_server::{Role, Server, ServerConfig, TlsFiles, WebAddress};
 use fastps_transport::open_files;
-pub use history::{Recorded, Target, moment_of, recorded, rewind_to};
+pub use history::{Recorded, Target, fetch_history, moment_of, recorded, rewind_to};
 use log::{Format, Log, last_line, noted};
 use signals::Signals;
 use std::ffi::OsString;
@@ -146,6 +147,10 @@ struct ServeArgs {
     /// Where each snapshot is copied to.
     #[arg(long, value_name = "URL", env = "FASTPS_COPY_TO", help = COPY_TO)]
     copy_to: Option<String>,
+    /// Copy the history there, too: the snapshots and the log up to the newest one that --keep-history keeps, and as
+    /// much of them there. `fastps rewind URL` and `bisect URL` read it. Needs --copy-to and --keep-history.
+    #[arg(long)]
+    copy_history: bool,
     /// Copy the log, too, a piece as soon as it is this many seconds old (without a number: 1) or 8 MiB long, so that a
     /// lost machine takes little. Costs a put to the bucket for each piece. Needs --copy-to and --owner-lease.
     #[arg(
@@ -343,6 +348,7 @@ fn serve(args: ServeArgs, at_start: &AtStart, log: &Log) -> Result<()> {
             keep_for: args.keep_for,
             keep_history: args.keep_history.unwrap_or(0),
             copy_to: args.copy_to,
+            copy_history: args.copy_history,
             copy_log: args.copy_log,
             copy_bytes_per_second: args.copy_bytes_per_second,
             owner_lease: args.owner_lease,

@@ -37,13 +37,14 @@ pub use catalog::{
     Catalog, CoordinatorState, Ended, Event, Holding, ListedSpace, Member, Reservation, Stage,
 };
 pub use files::names::shard_folder;
-pub use journal::Journal;
+pub use journal::{Journal, KeptHistory};
 pub use recovery::moment::Moment;
 pub use recovery::{Report, Settings};
 pub use snapshot::generation::{Generation, Summary};
 pub use snapshot::manifest::Cut;
 pub use tools::export::{ExportPart, Exported, Exports, check_is_new, export, without_view, write_parts};
 pub use tools::history::{Change, Past, PastMark, ShardSpan, past};
+pub use tools::located::bases;
 pub use tools::reshape::{Restored, restore};
 pub use tools::rewound::Rewound;
 pub use tools::source::{Reading, store_of};

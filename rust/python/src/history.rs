@@ -1,4 +1,4 @@
-//! The past of data directories.
+//! The past of data directories, and of what is copied of it to buckets.
 
 use crate::call;
 use crate::client::Client;
@@ -27,6 +27,17 @@ pub(crate) fn recorded(py: Python<'_>, dir: PathBuf, norms: bool) -> PyResult<Re
     let found = call::run(py, true, move || fastps_cli::recorded(&dir, norms))?.or_raise(py)?;
     let fastps_cli::Recorded { shards, tensors, clients, marks, notes, rows } = found;
     Ok((shards, tensors, clients, marks, notes, PyBytes::new(py, &rows)))
+}
+
+/// Fetches the log that a bucket has of the history, or what a version of it needs, into a folder.
+#[pyfunction]
+pub(crate) fn fetch_history(
+    py: Python<'_>,
+    url: String,
+    folder: PathBuf,
+    version: Option<u64>,
+) -> PyResult<()> {
+    call::run(py, true, move || fastps_cli::fetch_history(&url, &folder, version))?.or_raise(py)
 }
 
 /// Writes a data directory with every tensor at a version, or at a mark. Returns what people should know.

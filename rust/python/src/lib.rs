@@ -44,7 +44,7 @@ mod _fastps {
     #[pymodule_export]
     use super::errors::without_secrets;
     #[pymodule_export]
-    use super::history::{moment_of, recorded, rewind_to};
+    use super::history::{fetch_history, moment_of, recorded, rewind_to};
     #[pymodule_export]
     use super::results::in_doubt::InDoubt;
     #[pymodule_export]

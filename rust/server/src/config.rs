@@ -107,6 +107,8 @@ pub struct ServerConfig {
     pub keep_history: u64,
     /// Destination of copies of each snapshot, `s3://bucket/prefix` or `file:///folder`; `None`: no copies.
     pub copy_to: Option<String>,
+    /// Copy the history that `keep_history` keeps there, too.
+    pub copy_history: bool,
     /// Age at which a piece of the log is copied there, too; `None`: only snapshots are copied.
     pub copy_log: Option<Duration>,
     /// Bytes of the log that are copied in a second, over all shards of the process; `None`: as many as there are.
@@ -159,6 +161,7 @@ impl Default for ServerConfig {
             keep_for: Duration::ZERO,
             keep_history: 0,
             copy_to: None,
+            copy_history: false,
             copy_log: None,
             copy_bytes_per_second: None,
             owner_lease: None,
@@ -260,6 +263,8 @@ impl ServerConfig {
             ("--keep", self.keep != usual.keep, kept, "--data-dir"),
             ("--keep-for", self.keep_for != usual.keep_for, kept, "--data-dir"),
             ("--keep-history", self.keep_history != usual.keep_history, kept, "--data-dir"),
+            ("--copy-history", self.copy_history, self.copies_to().is_some(), "--copy-to"),
+            ("--copy-history", self.copy_history, self.keep_history > 0, "--keep-history"),
             ("--accept-loss", self.accept_loss, kept || !whole, "--data-dir or --cluster"),
             ("--server-token-file", self.server_token.is_some(), !whole, "--cluster"),
             (
@@ -498,6 +503,15 @@ mod tests {
             ("--keep", ServerConfig { keep: 3, ..on("127.0.0.1:0") }),
             ("--keep-for", ServerConfig { keep_for: Duration::from_secs(9), ..on("127.0.0.1:0") }),
             ("--keep-history", ServerConfig { keep_history: 1, ..on("127.0.0.1:0") }),
+            ("--copy-history", ServerConfig { copy_history: true, ..on("127.0.0.1:0") }),
+            (
+                "--copy-history",
+                ServerConfig {
+                    copy_history: true,
+                    copy_to: Some("file:///x".to_owned()),
+                    ..on("127.0.0.1:0")
+                },
+            ),
             ("--accept-loss", ServerConfig { accept_loss: true, ..on("127.0.0.1:0") }),
             ("--server-token-file", ServerConfig { server_token: name(), ..on("127.0.0.1:0") }),
             ("--certificate-role", ServerConfig { certificate_role: Role::Worker, ..on("127.0.0.1:0") }),

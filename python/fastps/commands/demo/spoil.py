@@ -18,6 +18,7 @@ from fastps.commands.demo.state import Point, Spoiled
 from fastps.commands.demo.worker import minibatch
 from fastps.commands.kit.bisection import BAD, GOOD, Search, served, what_changed
 from fastps.commands.kit.datasets import load, loss_sample
+from fastps.commands.kit.kept import Kept
 from fastps.commands.kit.net import NAMES, Params, evaluate
 from fastps.commands.kit.servers import LocalCluster
 from fastps.data import Dataset
@@ -93,7 +94,7 @@ class Course:
                 f"the search found version {self.result.version:,}: expected "
                 f"{self.result.spoiled_version:,}, which the bad push made"
             )
-        self.result.said = what_changed(self.out / "state", self.result.version)
+        self.result.said = what_changed(Kept(str(self.out / "state")), self.result.version)
         for line in self.result.said:
             self.view.say(f"first bad version {self.result.version:,}: {line}")
 

@@ -11,12 +11,15 @@ import numpy as np
 import fastps
 from fastps._shared.process import CommandError
 from fastps._shared.text import counted
+from fastps.commands.kit.kept import Kept
 from fastps.history import History
 
 __all__ = ["BAD", "GOOD", "SKIP", "Search", "served", "what_changed"]
 
 GOOD, BAD, SKIP = "good", "bad", "skip"
 
+#: Most tensors of which it is said how far they moved.
+_MOVES = 3
 #: Pushes of a worker that the norm of a suspected one is compared with.
 _BEFORE = 100
 #: Runs of the command in a range of 10,000 versions, if none is skipped.
@@ -100,16 +103,36 @@ def served(moment: Path) -> fastps.Server:
     return fastps.serve(shards, data_dir=moment)
 
 
-def what_changed(folder: Path, version: int) -> list[str]:
-    """Lines on the pushes that made a version."""
-    past = fastps.history(folder, norms=True)
+def what_changed(kept: Kept, version: int) -> list[str]:
+    """Lines on the pushes that made a version, and on how far it moved the values."""
+    past = fastps.history(kept.folder, norms=True)
     changes = past.changes
     made = changes["version"] == version
     # A worker is another client of each shard, under one name.
     pushes = zip(
         map(past.name, changes["client"][made].tolist()), changes["push"][made].tolist(), strict=True
     )
-    return [_push(past, worker, push) for worker, push in dict.fromkeys(pushes)]
+    lines = [_push(past, worker, push) for worker, push in dict.fromkeys(pushes)]
+    names = [past.tensors[k] for k in dict.fromkeys(changes["tensor"][made].tolist())]
+    if version > max(span.first for span in past.spans):
+        lines += _moves(kept, names, version)
+    return lines
+
+
+def _moves(kept: Kept, names: list[str], version: int) -> list[str]:
+    """How far a version moved the tensors, those that moved farthest first."""
+    lengths = {}
+    with kept.moment(version - 1) as before, kept.moment(version) as after:
+        for name in set(names) & set(before.names()) & set(after.names()):
+            old, new = (np.asarray(at.pull(name), np.float64).ravel() for at in (before, after))
+            with np.errstate(all="ignore"):
+                lengths[name] = float(np.linalg.norm(new - old)), float(np.linalg.norm(old))
+    ordered = sorted(lengths, key=lambda name: (-np.nan_to_num(lengths[name][0], nan=math.inf), name))
+    lines = [
+        f"{name} moved by {lengths[name][0]:.3g}, from |{name}| {lengths[name][1]:.3g}" for name in ordered
+    ]
+    more = len(lines) - _MOVES
+    return lines if more <= 0 else [*lines[:_MOVES], f"and {counted(more, 'more tensor')}, less far"]
 
 
 def _push(past: History, worker: str, push: int) -> str:

@@ -2,7 +2,10 @@
 //! change of `exact` slices, and assignments to `hogwild` slices.
 
 mod copied;
+mod kept;
 mod snapshots;
+
+pub use kept::KeptHistory;
 
 use crate::catalog::{Catalog, Event};
 use crate::files::directory::Directory;

@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Remove the oldest snapshots while the log of all is longer than this many times the length at which it is
 /// too long after one, but keep [`MIN_KEPT_WITH_LOG`].
 const MAX_KEPT_LOG_TIMES: u64 = 2;
-const MIN_KEPT_WITH_LOG: usize = 2;
+pub(super) const MIN_KEPT_WITH_LOG: usize = 2;
 /// In history, a snapshot is worth its bytes where the log since the one before is this many times as long.
 const HISTORY_LOG_TIMES: u64 = 10;
 

@@ -33,6 +33,8 @@ pub enum Moment {
     },
     /// A mark, by the number that it has on every shard.
     Mark(u64),
+    /// A consistent snapshot, by the number of its cut.
+    Cut(u64),
 }
 
 impl fmt::Display for Moment {
@@ -43,6 +45,7 @@ impl fmt::Display for Moment {
             Self::Time(ms) => write!(f, "{}.{:03} s since 1970", ms / 1000, ms % 1000),
             Self::Push { sequence, .. } => write!(f, "push {sequence}"),
             Self::Mark(_) => write!(f, "a mark"),
+            Self::Cut(_) => write!(f, "a consistent snapshot"),
         }
     }
 }
@@ -88,11 +91,22 @@ pub(crate) struct Found {
     pub(crate) base: Option<u64>,
     /// The newest version of a slice of an `exact` tensor that was met.
     pub(crate) newest: u64,
+    /// Set if the shard does not know the moment, and is as of the same time.
+    pub(crate) by_time: bool,
+}
+
+impl Found {
+    fn nowhere(newest: u64) -> Self {
+        Self { stop: None, base: None, newest, by_time: false }
+    }
 }
 
 /// Searches a shard's files, beginning with the newest snapshot that may precede the moment. Reads the log
 /// only from there on.
 pub(crate) fn find(directory: &Directory, moment: &Moment) -> Result<Found> {
+    if let Moment::Cut(id) = moment {
+        return find_cut(directory, *id);
+    }
     let mut candidates = Vec::new();
     for number in directory.generations()?.into_iter().rev() {
         match Generation::open(directory.path(), number) {
@@ -128,7 +142,7 @@ pub(crate) fn find(directory: &Directory, moment: &Moment) -> Result<Found> {
         };
         if precedes {
             let base = candidate.as_ref().map(|generation| generation.manifest.generation);
-            return Ok(Found { stop: Some(stop.clone()), base, newest });
+            return Ok(Found { stop: Some(stop.clone()), base, newest, by_time: false });
         }
     }
     if bases == 0 || stop.is_some() {
@@ -142,7 +156,57 @@ pub(crate) fn find(directory: &Directory, moment: &Moment) -> Result<Found> {
         };
         return Err(Error::new(Kind::Config, why).expected(expected, moment));
     }
-    Ok(Found { stop: None, base: None, newest })
+    Ok(Found::nowhere(newest))
+}
+
+/// The snapshot of a cut is its state.
+fn find_cut(directory: &Directory, id: u64) -> Result<Found> {
+    for number in directory.generations()? {
+        let generation = match Generation::open(directory.path(), number) {
+            Ok(generation) => generation,
+            Err(Unusable::Damaged(_)) => continue,
+            Err(Unusable::Failed(error)) => return Err(error),
+        };
+        if generation.manifest.cut.as_ref().is_some_and(|cut| cut.id == id) {
+            let time = generation.manifest.written.saturating_mul(1000);
+            let stop = Stop { at: (generation.manifest.log, 0), time, caps: Caps::Of(BTreeMap::new()) };
+            return Ok(Found { stop: Some(stop), base: Some(number), newest: 0, by_time: false });
+        }
+    }
+    Ok(Found::nowhere(0))
+}
+
+/// The segment from which the log is needed for a moment, or for all (`None`), if all later ones are there; `begins`:
+/// the log begins with an empty shard. `None`: the moment is before all that is kept.
+pub(crate) fn first_segment(
+    directory: &Directory,
+    moment: Option<&Moment>,
+    begins: bool,
+) -> Result<Option<u64>> {
+    let mut first = None;
+    // A snapshot that was being written at a time may have changes after it: the one before it has none.
+    let mut more = match moment {
+        Some(Moment::Version(_)) => 1,
+        Some(Moment::Time(_)) => 2,
+        _ => usize::MAX,
+    };
+    for number in directory.generations()?.into_iter().rev() {
+        let generation = Generation::open(directory.path(), number).map_err(Error::from)?;
+        let may_begin = match moment {
+            Some(moment @ (Moment::Version(_) | Moment::Time(_))) => {
+                Search::new(moment, Some(&generation))?.may_begin
+            }
+            _ => true,
+        };
+        if may_begin {
+            first = Some(generation.manifest.log);
+            more -= 1;
+        }
+        if more == 0 {
+            return Ok(first);
+        }
+    }
+    Ok(if begins { Some(1) } else { first })
 }
 
 /// Returns whether the log begins with an empty shard: none of the snapshots, which need the log from these
@@ -222,7 +286,7 @@ impl<'a> Search<'a> {
                     clients.contains(&known.client)
                         && known.outcomes.iter().any(|(later, _)| later >= sequence)
                 }),
-                Moment::Tensor(..) | Moment::Time(_) | Moment::Mark(_) => true,
+                Moment::Tensor(..) | Moment::Time(_) | Moment::Mark(_) | Moment::Cut(_) => true,
             };
         })
         .map_err(Error::from)?;
@@ -321,7 +385,7 @@ impl<'a> Search<'a> {
         let caps = match self.moment {
             Moment::Version(version) => Caps::All(*version),
             Moment::Mark(_) if self.at.is_none() => return None,
-            Moment::Time(_) | Moment::Mark(_) => Caps::Of(BTreeMap::new()),
+            Moment::Time(_) | Moment::Mark(_) | Moment::Cut(_) => Caps::Of(BTreeMap::new()),
             Moment::Tensor(_, version) => {
                 self.awaited.as_ref().filter(|awaited| awaited.is_empty())?;
                 Caps::Of(self.slices.iter().map(|slice| (*slice, *version)).collect())

@@ -5,6 +5,7 @@ pub mod checkpoint;
 pub mod copy;
 pub(crate) mod export;
 pub(crate) mod history;
+pub(crate) mod located;
 pub(crate) mod reshape;
 pub(crate) mod rewound;
 pub(crate) mod shards;

@@ -2,6 +2,7 @@
 //! are known there. The directory itself knows no clients.
 
 use crate::files::io::{failed, to_json};
+use crate::tools::copy::past;
 use fastps_core::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -18,7 +19,7 @@ const MAX_BYTES: u64 = 16 << 20;
 /// Origin of a rewound data directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rewound {
-    /// The data directory that it was made from.
+    /// The data directory, or the bucket, that it was made from.
     pub from: PathBuf,
     /// Names of workers in the snapshots there, and of those with a session at the moment.
     pub workers: BTreeSet<Arc<str>>,
@@ -26,7 +27,8 @@ pub struct Rewound {
 
 impl Rewound {
     pub(crate) fn new(from: &Path, workers: impl Iterator<Item = Arc<str>>) -> Self {
-        let from = std::path::absolute(from).unwrap_or_else(|_| from.to_owned());
+        let from = past::source(from)
+            .unwrap_or_else(|| std::path::absolute(from).unwrap_or_else(|_| from.to_owned()));
         let mut names: BTreeSet<_> = workers.collect();
         while names.len() > MAX_WORKERS {
             names.pop_last();

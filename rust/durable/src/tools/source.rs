@@ -5,9 +5,11 @@ use crate::catalog::{Catalog, Ended, Holding, ListedSpace, Member, Stage};
 use crate::files::directory::Directory;
 use crate::files::io::failed;
 use crate::files::names::{shard_folder, shards_in};
-use crate::recovery::moment::{self, Moment};
+use crate::recovery::moment::Moment;
 use crate::recovery::{self, Progress, Settings};
 use crate::snapshot::generation::Generation;
+use crate::tools::copy::past;
+use crate::tools::located::{Located, locate};
 use crate::tools::rewound::Rewound;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
@@ -78,7 +80,8 @@ fn in_use(mut error: Error) -> Error {
 pub fn store_of(data_dir: &Path, reading: Reading) -> Result<(Past, Vec<String>)> {
     let source = Source::open(data_dir, reading)?;
     let tensors = source.tensors()?.into_iter().map(|tensor| (tensor.holding.spec.clone(), tensor.slices));
-    Ok((Past::new(tensors, data_dir.display().to_string())?, source.notes.clone()))
+    let shown = past::source(data_dir).unwrap_or_else(|| data_dir.to_owned());
+    Ok((Past::new(tensors, shown.display().to_string())?, source.notes.clone()))
 }
 
 impl Source {
@@ -158,62 +161,17 @@ impl Source {
     }
 
     fn of_moment(data_dir: &Path, moment: &Moment) -> Result<Self> {
-        let mut directories = Vec::new();
-        for shard in shards_in(data_dir)? {
-            directories.push((shard, Directory::unlocked(&shard_folder(data_dir, shard))));
-        }
-        let folders: Vec<_> = directories.iter().map(|(shard, _)| *shard).collect();
-        let origins = directories.iter().map(|(_, directory)| recovery::origin(directory));
-        let origins: Vec<_> = origins.collect::<Result<_>>()?;
-        let shards = origins.iter().flatten().map(|origin| origin.shards).max();
-        let shards = shards.ok_or_else(|| nothing(data_dir))?;
-        check_all_there(data_dir, &folders, shards)?;
-        directories.truncate(shards as usize);
-        let search = |moment: &Moment, shard: u32, directory| {
-            moment::find(directory, moment).map_err(|error| error.shard(shard))
-        };
-        let mut found = Vec::new();
-        for (shard, directory) in &directories {
-            found.push(search(moment, *shard, directory)?);
-        }
-        let newest = found.iter().map(|found| found.newest).max().unwrap_or(0);
-        if let Moment::Version(version) = moment
-            && *version > newest
-        {
-            return Err(later(data_dir).expected(format!("version {newest} or less"), version));
-        }
-        if let (Moment::Mark(_), Some(without)) =
-            (moment, found.iter().position(|found| found.stop.is_none()))
-        {
-            let why = format!("the mark is not in the log of shard {without} in {}", data_dir.display());
-            return Err(Error::new(Kind::Config, why)
-                .expected("a mark that `fastps history` shows", "one that it does not show"));
-        }
-        let times = found.iter().flat_map(|found| &found.stop).map(|stop| stop.time);
-        let time = times.max().ok_or_else(|| unknown(data_dir, moment, newest))?;
-        if time == 0 && matches!(moment, Moment::Time(_)) {
-            let why = format!("the moment is before the first time noted in {}", data_dir.display());
-            return Err(Error::new(Kind::Config, why)
-                .expected("a time that `fastps history` shows", "an earlier one, or a log without times"));
-        }
-        for ((shard, directory), found) in directories.iter().zip(&mut found) {
-            if found.stop.is_none() && time == 0 {
-                let why = format!("shard {shard} does not know the moment, and the logs have no times");
-                return Err(Error::new(Kind::Config, why)
-                    .expected("servers that ran with --keep-history", "logs without times"));
-            }
-            if found.stop.is_none() {
-                *found = search(&Moment::Time(time), *shard, directory)?;
-            }
-        }
+        let located = locate(data_dir, moment)?;
+        let shards = located.len() as u32;
+        let note = note_of_time(moment, &located);
         let (mut source, mut workers, mut clusters) = (Self::default(), BTreeSet::new(), Vec::new());
-        for ((shard, directory), found) in directories.iter().zip(&found) {
+        for (shard, directory, found) in located {
             let Some(stop) = &found.stop else { continue };
-            let (path, shard) = (directory.path().to_owned(), *shard);
+            let path = directory.path().to_owned();
             let core = empty(shard, &path)?;
             let (keep_for, history, accept_loss) = (Duration::ZERO, 0, false);
             let settings = Settings { path, shard, shards, keep: 1, keep_for, history, accept_loss };
-            let mut catalog = recovery::recover_at(directory, &settings, &core, (found.base, stop))
+            let mut catalog = recovery::recover_at(&directory, &settings, &core, (found.base, stop))
                 .map_err(|error| error.shard(shard))?;
             clusters.push((shard, std::mem::take(&mut catalog.cluster_id)));
             workers.extend(std::mem::take(&mut catalog.names).into_values());
@@ -224,6 +182,7 @@ impl Source {
         }
         check_one_cluster(data_dir, clusters)?;
         source.rewound = Some(Rewound::new(data_dir, workers.into_iter()));
+        source.notes.extend(note);
         source.note_what_is_left_out();
         source.note_what_has_no_history();
         Ok(source)
@@ -336,8 +295,27 @@ impl Source {
     }
 }
 
+/// What a moment that not every shard knows means for the others.
+fn note_of_time(moment: &Moment, located: &[Located]) -> Option<String> {
+    let by_time = |of: &dyn Fn(&Located) -> bool| {
+        let shards = located.iter().filter(|one| of(one)).map(|(shard, ..)| shard.to_string());
+        shards.collect::<Vec<_>>().join(", ")
+    };
+    let others = match moment {
+        Moment::Time(_) if located.len() > 1 => by_time(&|_| true),
+        _ => by_time(&|(_, _, found)| found.by_time),
+    };
+    let which = if others.contains(',') { "shards" } else { "shard" };
+    (!others.is_empty()).then(|| {
+        format!(
+            "{which} {others}: slices are as of the time of the moment, to 0.1 s by the clocks of the servers; only a version, \
+             a mark or a consistent snapshot is exact on all shards"
+        )
+    })
+}
+
 /// Fails if a shard's folder is missing.
-fn check_all_there(data_dir: &Path, folders: &[u32], shards: u32) -> Result<()> {
+pub(crate) fn check_all_there(data_dir: &Path, folders: &[u32], shards: u32) -> Result<()> {
     let Some(missing) = (0..shards).find(|shard| !folders.contains(shard)) else { return Ok(()) };
     let why = format!("{} is missing: all shards are needed", shard_folder(data_dir, missing).display());
     Err(Error::new(Kind::Config, why).expected(format!("{shards} shards"), folders.len()))
@@ -385,25 +363,7 @@ fn size(folder: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Error of a moment that no shard knows.
-fn unknown(data_dir: &Path, moment: &Moment, newest: u64) -> Error {
-    let why = |what: String| Error::new(Kind::Config, format!("{what} in {}", data_dir.display()));
-    match moment {
-        Moment::Tensor(name, version) => why(format!("tensor {name:?} never had version {version}"))
-            .expected("a tensor and a version that `fastps history` shows", format!("{name:?}, {version}")),
-        Moment::Push { sequence, .. } => why(format!("the worker has no push {sequence} in the history"))
-            .expected("a worker and a push that `fastps history` shows", sequence),
-        Moment::Version(_) | Moment::Time(_) | Moment::Mark(_) => {
-            later(data_dir).expected(format!("version {newest} or less"), "none")
-        }
-    }
-}
-
-fn later(data_dir: &Path) -> Error {
-    Error::new(Kind::Config, format!("the moment is after the last change in {}", data_dir.display()))
-}
-
-fn nothing(data_dir: &Path) -> Error {
+pub(crate) fn nothing(data_dir: &Path) -> Error {
     Error::new(Kind::Config, format!("{} contains no snapshot and no log", data_dir.display()))
 }
 

@@ -114,6 +114,11 @@ impl Bucket {
         }
     }
 
+    /// Its URL, without credentials.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
     /// A bucket in this store.
     #[cfg(test)]
     pub(crate) fn of(store: Arc<dyn ObjectStore>) -> Self {

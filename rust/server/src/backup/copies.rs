@@ -1,6 +1,7 @@
-//! Copies each new snapshot of a server's shards to its bucket, on a background thread.
+//! Copies each new snapshot of a server's shards to its bucket, and their history if asked, on a background thread.
 
 use super::bucket::Bucket;
+use super::history::copy_history;
 use super::pieces::snapshot_is_copied;
 use super::upload::{Keep, upload};
 use crate::cluster::node::Node;
@@ -34,6 +35,8 @@ struct Shard {
     directory: PathBuf,
     /// The last snapshot that was tried.
     tried: u64,
+    /// Set if the history is copied, too.
+    with_history: bool,
 }
 
 impl Copies {
@@ -55,7 +58,7 @@ impl Copies {
             let there = Held::after(&directory, 0).unwrap_or_default();
             // Snapshots before the newest have been copied or skipped.
             let tried = there.iter().rev().nth(1).copied().unwrap_or(0);
-            Shard { node: node.clone(), directory, tried }
+            Shard { node: node.clone(), directory, tried, with_history: config.copy_history }
         };
         let shards = nodes.iter().map(shard).collect();
         let keep = Keep { count: config.keep, younger: config.keep_for };
@@ -142,7 +145,17 @@ async fn copy_one(bucket: &Bucket, keep: Keep, shard: &Shard, held: Result<Held>
         Some(log) => snapshot_is_copied(bucket, shard.node.index(), &shard.node.files, log).await,
         None => Ok(()),
     };
+    let history = match &copied {
+        // Other copies never wait for it.
+        Ok(_) if shard.with_history => {
+            copy_history(bucket, shard.node.index(), &shard.node.files, &shard.directory).await
+        }
+        _ => Ok(()),
+    };
     let (shard, ms) = (shard.node.index(), begin.elapsed().as_millis() as u64);
+    if let Err(error) = history {
+        tracing::error!(shard, %error, "the history is not copied; this is tried again with the next snapshot");
+    }
     match copied {
         Ok(copied) => {
             let (number, bytes, place) = (copied.number, size(copied.bytes), copied.place);

@@ -91,20 +91,19 @@ pub(super) async fn described(bucket: &Bucket, folder: &Path) -> Result<Describe
     }
 }
 
-/// Reads a file of a copy to its end, and compares its checksum.
+/// Reads an object to its end, and compares its checksum.
 async fn read(
     bucket: &Bucket,
-    folder: &Path,
+    place: &Path,
     part: Part,
     mut each: impl FnMut(&[u8]) -> Result<()>,
 ) -> Result<()> {
-    let place = folder.clone().join(part.name);
-    let damaged = |why: &str| Error::new(Kind::Internal, format!("{} {why}", bucket.name(&place)));
+    let damaged = |why: &str| Error::new(Kind::Internal, format!("{} {why}", bucket.name(place)));
     let failed = |error| match error {
         object_store::Error::NotFound { .. } => damaged("is missing"),
-        error => bucket.failed("read", &place, &error),
+        error => bucket.failed("read", place, &error),
     };
-    let got = bucket.store.get(&place).await.map_err(failed)?;
+    let got = bucket.store.get(place).await.map_err(failed)?;
     if got.meta.size != part.bytes {
         return Err(damaged(&format!("has {} bytes in place of {}", got.meta.size, part.bytes)));
     }
@@ -212,7 +211,7 @@ async fn verify_shard(bucket: &Bucket, shard: u32) -> Result<Verified> {
 async fn verify_folder(bucket: &Bucket, folder: &Path) -> Result<()> {
     let described = described(bucket, folder).await?;
     for part in described.parts() {
-        read(bucket, folder, part, |_| Ok(())).await?;
+        read(bucket, &folder.clone().join(part.name), part, |_| Ok(())).await?;
     }
     Ok(())
 }
@@ -317,7 +316,7 @@ async fn fetch_shard(bucket: &Bucket, shard: u32, fetched: &mut Fetched) -> Resu
     result
 }
 
-fn missing(bucket: &Bucket, shard: u32) -> Error {
+pub(super) fn missing(bucket: &Bucket, shard: u32) -> Error {
     let message = format!("{} has no complete copy of shard {shard}", bucket.url);
     Error::new(Kind::Config, message).expected("the URL that a server has as --copy-to", &bucket.url)
 }
@@ -344,13 +343,19 @@ pub(super) async fn download(
     to: &FilePath,
 ) -> Result<()> {
     for part in described.parts() {
-        let name = to.join(part.name);
-        let failed = |error: std::io::Error| {
-            Error::new(Kind::Internal, format!("cannot write {}: {error}", name.display()))
-        };
-        let mut file = File::create_new(&name).map_err(failed)?;
-        read(bucket, folder, part, |bytes| file.write_all(bytes).map_err(failed)).await?;
-        file.sync_all().map_err(failed)?;
+        let place = folder.clone().join(part.name);
+        download_file(bucket, &place, part, &to.join(part.name)).await?.sync_all().map_err(|error| {
+            Error::new(Kind::Internal, format!("cannot write {}: {error}", to.join(part.name).display()))
+        })?;
     }
     Ok(())
+}
+
+/// Writes an object to a new file, and compares its checksum.
+pub(super) async fn download_file(bucket: &Bucket, place: &Path, part: Part, to: &FilePath) -> Result<File> {
+    let failed =
+        |error: std::io::Error| Error::new(Kind::Internal, format!("cannot write {}: {error}", to.display()));
+    let mut file = File::create_new(to).map_err(failed)?;
+    read(bucket, place, part, |bytes| file.write_all(bytes).map_err(failed)).await?;
+    Ok(file)
 }

@@ -3,6 +3,7 @@
 pub(crate) mod bucket;
 pub(crate) mod copies;
 mod fetch;
+pub(crate) mod history;
 pub(crate) mod owners;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
@@ -15,5 +16,6 @@ mod upload;
 
 pub use bucket::{Bucket, is_url};
 pub use fetch::{Got, Stored, Verified, Which, fetch, list, verify};
+pub use history::fetch_past;
 pub use owners::{Owned, owners, release};
 pub use upload::{Uploaded, upload_all};

@@ -94,7 +94,7 @@ pub(crate) async fn upload(
     let to = home.clone().join(folder.as_str());
     let latest = described.latest(&folder).in_term(term);
     for (part, file) in &held.files {
-        send(bucket, &to, *part, file, &held.path).await?;
+        send(bucket, &to.clone().join(part.name), *part, file, &held.path.join(part.name)).await?;
     }
     let place = to.clone().join(MANIFEST_NAME);
     let manifest = PutPayload::from(described.text().to_vec());
@@ -152,18 +152,23 @@ fn conflict(bucket: &Bucket, ours: &Latest, found: &Latest) -> Error {
     Error::new(Kind::Config, message).shard(ours.shard).expected(say(ours), say(found))
 }
 
-/// Sends a file, in parts if it is large, and compares its checksum.
-async fn send(bucket: &Bucket, to: &Path, part: Part, file: &File, from: &FilePath) -> Result<()> {
-    let place = to.clone().join(part.name);
-    let failed = |error| bucket.failed("write", &place, &error);
-    let mut reading =
-        Reading { file, sum: Sum::new(), name: from.join(part.name), size: part_size(part.bytes) };
+/// Sends the first bytes of a file, in parts if they are many, and compares their checksum. `name` is the file's.
+pub(super) async fn send(
+    bucket: &Bucket,
+    place: &Path,
+    part: Part,
+    file: &File,
+    name: &FilePath,
+) -> Result<()> {
+    let failed = |error| bucket.failed("write", place, &error);
+    let (size, left) = (part_size(part.bytes), part.bytes);
+    let mut reading = Reading { file, sum: Sum::new(), name, size, left };
     if part.bytes <= MIN_PART_BYTES {
         let bytes = reading.next()?;
         reading.check(part)?;
-        return bucket.store.put(&place, PutPayload::from(bytes)).await.map(drop).map_err(failed);
+        return bucket.store.put(place, PutPayload::from(bytes)).await.map(drop).map_err(failed);
     }
-    let upload = bucket.store.put_multipart(&place).await.map_err(failed)?;
+    let upload = bucket.store.put_multipart(place).await.map_err(failed)?;
     let mut writing = WriteMultipart::new_with_chunk_size(upload, reading.size as usize);
     let sent = async {
         loop {
@@ -193,19 +198,22 @@ fn part_size(bytes: u64) -> u64 {
 struct Reading<'a> {
     file: &'a File,
     sum: Sum,
-    name: std::path::PathBuf,
+    name: &'a FilePath,
     size: u64,
+    /// Bytes that are still to be read.
+    left: u64,
 }
 
 impl Reading<'_> {
     /// The next part; empty at the end.
     fn next(&mut self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        let read = self.file.take(self.size).read_to_end(&mut bytes);
+        let read = self.file.take(self.size.min(self.left)).read_to_end(&mut bytes);
         read.map_err(|error| {
             Error::new(Kind::Internal, format!("cannot read {}: {error}", self.name.display()))
         })?;
         self.sum.update(&bytes);
+        self.left -= bytes.len() as u64;
         Ok(bytes)
     }
 

@@ -5,12 +5,14 @@ mod described;
 mod fetched;
 mod held;
 mod latest;
+pub(crate) mod past;
 mod taken;
 
 pub use described::{Described, Part};
 pub use fetched::Fetched;
 pub use held::{Held, lock};
 pub use latest::{Latest, new_folder, number_of};
+pub use past::{CopiedSnapshot, PastFolder, Sealed, Unfinished, chain};
 pub use taken::{Taken, Vacancy, vacancy};
 
 use crate::files::io::{failed, sync_directory};

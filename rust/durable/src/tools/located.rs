@@ -1,0 +1,133 @@
+//! Where a moment lies in the logs of all shards.
+
+use crate::files::directory::Directory;
+use crate::files::names::{shard_folder, shards_in};
+use crate::log::STAMP_INTERVAL;
+use crate::recovery;
+use crate::recovery::moment::{self, END, Found, Moment};
+use crate::tools::copy::past::copied_until;
+use crate::tools::source::{check_all_there, nothing};
+use fastps_core::error::{Error, Kind, Result};
+use std::path::Path;
+
+/// A shard, its directory, and where the moment is there.
+pub(crate) type Located = (u32, Directory, Found);
+
+/// The snapshot of each shard that a moment is reached from; `None`: it is reached from the beginning of the log.
+pub fn bases(data_dir: &Path, moment: &Moment) -> Result<Vec<(u32, Option<u64>)>> {
+    Ok(locate(data_dir, moment)?.into_iter().map(|(shard, _, found)| (shard, found.base)).collect())
+}
+
+/// Finds a moment in the log of each shard. Where a shard does not know it, it is as of the same time.
+pub(crate) fn locate(data_dir: &Path, moment: &Moment) -> Result<Vec<Located>> {
+    let mut directories = Vec::new();
+    for shard in shards_in(data_dir)? {
+        directories.push((shard, Directory::unlocked(&shard_folder(data_dir, shard))));
+    }
+    let folders: Vec<_> = directories.iter().map(|(shard, _)| *shard).collect();
+    let origins = directories.iter().map(|(_, directory)| recovery::origin(directory));
+    let origins: Vec<_> = origins.collect::<Result<_>>()?;
+    let shards = origins.iter().flatten().map(|origin| origin.shards).max();
+    let shards = shards.ok_or_else(|| nothing(data_dir))?;
+    check_all_there(data_dir, &folders, shards)?;
+    directories.truncate(shards as usize);
+    let mut located = Vec::new();
+    for (shard, directory) in directories {
+        let found = search(moment, shard, &directory)?;
+        located.push((shard, directory, found));
+    }
+    let newest = located.iter().map(|(_, _, found)| found.newest).max().unwrap_or(0);
+    if let Moment::Version(version) = moment
+        && *version > newest
+    {
+        return Err(later(data_dir).expected(format!("version {newest} or less"), version));
+    }
+    let without = located.iter().find(|(_, _, found)| found.stop.is_none()).map(|(shard, ..)| *shard);
+    let missing = |why: String, expected: &str| {
+        Err(Error::new(Kind::Config, format!("{why} in {}", data_dir.display()))
+            .expected(expected, "one that it does not show"))
+    };
+    match (moment, without) {
+        (Moment::Mark(_), Some(shard)) => {
+            let why = format!("the mark is not in the log of shard {shard}");
+            return missing(why, "a mark that `fastps history` shows");
+        }
+        (Moment::Cut(_), Some(shard)) => {
+            let why = format!("shard {shard} no longer has the consistent snapshot");
+            return missing(why, "a cut that `fastps checkpoint list` shows for all shards");
+        }
+        _ => {}
+    }
+    let times = located.iter().flat_map(|(_, _, found)| &found.stop).map(|stop| stop.time);
+    let time = times.max().ok_or_else(|| unknown(data_dir, moment, newest))?;
+    if time == 0 && matches!(moment, Moment::Time(_)) {
+        let why = format!("the moment is before the first time noted in {}", data_dir.display());
+        return Err(Error::new(Kind::Config, why)
+            .expected("a time that `fastps history` shows", "an earlier one, or a log without times"));
+    }
+    for (shard, directory, found) in &mut located {
+        if found.stop.is_none() && time == 0 {
+            let why = format!("shard {shard} does not know the moment, and the logs have no times");
+            return Err(Error::new(Kind::Config, why)
+                .expected("servers that ran with --keep-history", "logs without times"));
+        }
+        if found.stop.is_none() {
+            *found = search(&Moment::Time(time), *shard, directory)?;
+            found.by_time = true;
+        }
+    }
+    located.iter().try_for_each(|one| check_copied(one, moment, &located))?;
+    Ok(located)
+}
+
+fn search(moment: &Moment, shard: u32, directory: &Directory) -> Result<Found> {
+    moment::find(directory, moment).map_err(|error| error.shard(shard))
+}
+
+/// Fails if the log of a copied shard ends before the moment: what follows in its server's log is not known.
+fn check_copied((shard, directory, found): &Located, moment: &Moment, all: &[Located]) -> Result<()> {
+    let Some(until) = copied_until(directory) else { return Ok(()) };
+    if found.stop.as_ref().is_none_or(|stop| stop.at < END) {
+        return Ok(());
+    }
+    let time = match moment {
+        Moment::Version(version) if found.newest >= *version => return Ok(()),
+        Moment::Version(version) => {
+            let others = all.iter().filter(|(_, _, found)| found.newest >= *version);
+            let times = others.flat_map(|(_, _, found)| &found.stop).map(|stop| stop.time);
+            times.max().unwrap_or(0).saturating_sub(STAMP_INTERVAL.as_millis() as u64)
+        }
+        Moment::Time(time) => *time,
+        _ => all.iter().flat_map(|(_, _, found)| &found.stop).map(|stop| stop.time).max().unwrap_or(0),
+    };
+    if time <= until {
+        return Ok(());
+    }
+    let seconds = |ms: u64| format!("{}.{:03} s since 1970", ms / 1000, ms % 1000);
+    let message = format!(
+        "the copied log of shard {shard} ends before the moment, at version {}: the rest follows when its server's \
+         next snapshot is copied",
+        found.newest
+    );
+    Err(Error::new(Kind::Config, message)
+        .shard(*shard)
+        .expected(format!("a moment up to {}", seconds(until)), seconds(time)))
+}
+
+/// Error of a moment that no shard knows.
+fn unknown(data_dir: &Path, moment: &Moment, newest: u64) -> Error {
+    let why = |what: String| Error::new(Kind::Config, format!("{what} in {}", data_dir.display()));
+    match moment {
+        Moment::Tensor(name, version) => why(format!("tensor {name:?} never had version {version}"))
+            .expected("a tensor and a version that `fastps history` shows", format!("{name:?}, {version}")),
+        Moment::Push { sequence, .. } => why(format!("the worker has no push {sequence} in the history"))
+            .expected("a worker and a push that `fastps history` shows", sequence),
+        Moment::Version(_) | Moment::Time(_) | Moment::Mark(_) | Moment::Cut(_) => {
+            later(data_dir).expected(format!("version {newest} or less"), "none")
+        }
+    }
+}
+
+fn later(data_dir: &Path) -> Error {
+    Error::new(Kind::Config, format!("the moment is after the last change in {}", data_dir.display()))
+}
