@@ -157,9 +157,8 @@ def load(
     _compare(path, ps, specs, about is not None)
     present = set(ps.names())
     _register(ps, [spec for name, spec in specs.items() if name not in present], arrays)
+    ps.assign({name: arrays[name] for name in specs if name in present})
     for name in specs:
-        if name in present:
-            ps.assign(name, arrays[name])
         if name in tensors:
             slots = {slot: arrays[key] for slot, key in tensors[name]["slots"].items()}
             ps.load_state(name, {**slots, "step": tensors[name]["steps"]})

@@ -590,21 +590,30 @@ class ParameterServer:
 
     # -- values and state ------------------------------------------------------------------------------------
 
-    def assign(self, name: str, array: Any, *, timeout: float | None = None) -> Receipt:
-        """Replaces a tensor's values, or some rows, without an optimizer step; the optimizer's state stays.
+    @overload
+    def assign(self, name: str, array: Any, *, timeout: float | None = None) -> Receipt: ...
+    @overload
+    def assign(self, name: Arrays, array: None = None, *, timeout: float | None = None) -> Receipts: ...
+    def assign(
+        self, name: str | Arrays, array: Any = None, *, timeout: float | None = None
+    ) -> Receipt | Receipts:
+        """Replaces the values of tensors, or some rows, without an optimizer step; optimizer states stay.
+
+        Small tensors of one call share messages, so one call for many of them is faster than one for each.
 
         Args:
-            name: A tensor's name.
+            name: A tensor's name; or a mapping of names to what `array` would be for each.
             array: New values of the tensor's shape; or `fastps.Sparse` with the values of some rows, where
                 the last values of a repeated index count. Must be finite even with ``check_finite=False``.
                 For a bfloat16 tensor, float32 is rounded to nearest even.
 
         Returns:
             A `Receipt`: every slice that has some of these values has a version higher by one. Without rows
-            nothing changes, and its version is 0.
+            nothing changes, and its version is 0. For a mapping, `Receipts` by name.
 
         Raises:
-            UnknownTensorError, ShapeError, DTypeError, NonFiniteError: Nothing was sent or changed.
+            UnknownTensorError, ShapeError, DTypeError, NonFiniteError: Nothing was sent or changed, in no
+                tensor of a mapping.
             ConfigError: Rows of a tensor with ``apply="hogwild"``; nothing was sent or changed.
             PartialPush: Some slices were, or may have been, replaced; it lists them.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
@@ -613,16 +622,26 @@ class ParameterServer:
         >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD())
         >>> store.assign("w", np.ones(2, np.float32)).version
         2
-        >>> store.assign("w", fastps.Sparse([1], np.array([5.0], np.float32))).version
+        >>> store.assign({"w": fastps.Sparse([1], np.array([5.0], np.float32))})["w"].version
         3
         >>> store.pull("w")
         array([1., 5.], dtype=float32)
         """
-        words("name", name)
+        if not isinstance(name, Mapping):
+            words("name", name)
+            try:
+                return self._native.assign(name, array, timeout)
+            finally:
+                self._note_assignment(name)
+        if array is not None:
+            expected, got = "one of them", "a mapping of names and an array"
+            raise ConfigError("new values are given twice", expected=expected, got=got)
+        values = dict(name)
         try:
-            return self._native.assign(name, array, timeout)
+            return Receipts(_fastps.assign_all(self._native, values, timeout))
         finally:
-            self._note_assignment(name)
+            for one in values:
+                self._note_assignment(one)
 
     def state(self, name: str, *, timeout: float | None = None) -> dict[str, Any]:
         """A copy of a tensor's optimizer state, by torch's names.

@@ -367,7 +367,9 @@ def test_an_earlier_server_gets_frames_of_their_own(stubs: Stubs) -> None:
         ps.push(few(1))
         ps.push_pull(few(1))
         assert all((values == -2).all() for values in ps.pull(list(few(0))).values())
-        assert kinds == [0] * 3 * FEW
+        ps.assign(few(7))
+        assert kinds == [0] * 4 * FEW
+        assert all((values == 7).all() for values in ps.pull(list(few(0))).values())
 
 
 def test_an_answer_is_lost_and_the_server_is_of_an_earlier_version_then(stubs: Stubs) -> None:
@@ -401,6 +403,104 @@ def test_an_answer_is_lost_and_the_server_is_of_an_earlier_version_then(stubs: S
             assert [size for size in sizes if size or then] == ([0] * FEW if then else [FEW])
         assert all((values == -2).all() for values in ps.pull(list(few(0))).values())
         assert ps.stats()["client"]["frames_resent"] >= 1 + FEW
+
+
+def test_an_answer_to_assignments_is_lost(stubs: Stubs) -> None:
+    """They are repeated in one message to the same server, and in frames of their own to an earlier one."""
+    lost, earlier = threading.Event(), threading.Event()
+    sizes: list[int] = []
+
+    def lose(frame: bytes, passed_on: Callable[[bytes], bytes]) -> bytes | None:
+        header = stubs.pb.Frame.FromString(frame).header
+        answer = passed_on(frame)
+        if header.kind == stubs.pb.KIND_ASSIGN:
+            if header.parts and lost.is_set():
+                lost.clear()
+                return None
+            sizes.append(len(header.parts))
+        return answer
+
+    with (
+        fastps.serve() as server,
+        between(server.addresses, without_parts(stubs, earlier.is_set), lose) as address,
+        fastps.connect(address) as ps,
+    ):
+        for name, values in few(0).items():
+            ps.register(name, values, fastps.SGD(lr=1.0))
+        for value, then in ((3, False), (4, True)):
+            sizes.clear()
+            lost.set()
+            if then:
+                earlier.set()
+            receipts = ps.assign(few(value))
+            assert [(one.version, one.duplicate) for one in receipts.values()] == [(value - 1, True)] * FEW
+            assert sizes == ([0] * FEW if then else [FEW])
+        assert all((values == 4).all() for values in ps.pull(list(few(0))).values())
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_assignments_of_small_tensors_share_messages(transport: Any) -> None:
+    large, rows = np.ones(encoders.SLICE_LEN + 5, np.float32), np.zeros((50, 3), np.float32)
+    half = np.ones((3, 5), np.float32)
+
+    def assigned(ps: Any) -> dict[str, bytes]:
+        register(ps)
+        ps.register("large", np.zeros_like(large), fastps.SGD())
+        ps.register("rows", rows, fastps.SGD())
+        ps.register("half", half, fastps.SGD(), dtype="bfloat16")
+        ps.register("double", np.zeros(9), fastps.SGD())
+        before = frames_sent(ps) if transport else 0
+        some = fastps.Sparse([4, 30, 4], np.arange(9, dtype=np.float32).reshape(3, 3))
+        others = {"large": large, "rows": some, "half": 1.001 * half, "double": np.arange(9.0)}
+        receipts = ps.assign(tensors(1) | others)
+        assert list(receipts) == [*tensors(1), *others]
+        assert all((one.version, one.duplicate) == (2, False) for one in receipts.values())
+        if isinstance(ps, fastps.Store):
+            return {name: value.tobytes() for name, value in ps.pull(list(receipts)).items()}
+        # To each shard one message of each type, one of rows, and one for each large slice.
+        assert frames_sent(ps) - before <= 2 * 3 + 1 + 2
+        return {name: value.tobytes() for name, value in ps.pull(list(receipts)).items()}
+
+    with fastps.Store() as store:
+        expected = assigned(store)
+    with (
+        fastps.serve(shards=2) as server,
+        fastps.connect(server.addresses, transport=transport) as ps,
+    ):
+        assert assigned(ps) == expected
+
+
+def test_nothing_is_assigned_if_one_value_does_not_fit(ps: fastps.ParameterServer) -> None:
+    for name, values in few(0).items():
+        ps.register(name, values, fastps.SGD(lr=1.0))
+    ps.register("racing", np.zeros((4, 2), np.float32), fastps.SGD(), apply="hogwild")
+    bad: list[tuple[str, Any, type[fastps.FastpsError]]] = [
+        ("w9", np.zeros(3, np.float32), fastps.ShapeError),
+        ("w9", np.zeros(10), fastps.DTypeError),
+        ("w9", np.full(10, np.nan, np.float32), fastps.NonFiniteError),
+        ("unknown", np.zeros(3, np.float32), fastps.UnknownTensorError),
+        ("racing", fastps.Sparse([1], np.zeros((1, 2), np.float32)), fastps.ConfigError),
+    ]
+    for name, values, kind in bad:
+        with case(name, kind.__name__), pytest.raises(kind) as caught:
+            ps.assign(few(1) | {name: values})
+        assert caught.value.tensor == name
+    assert all((values == 0).all() for values in ps.pull(list(few(0))).values())
+    with pytest.raises(fastps.ConfigError, match="given twice"):
+        ps.assign(few(1), np.zeros(3, np.float32))  # type: ignore[call-overload]
+    assert ps.assign({}) == {}
+
+
+def test_an_assignment_of_a_tensor_that_is_gone_is_refused_alone() -> None:
+    with fastps.serve() as server, fastps.connect(server.addresses) as ps, ps.another() as other:
+        for name, values in few(0).items():
+            ps.register(name, values, fastps.SGD(lr=1.0))
+        other.unregister("w7")
+        with pytest.raises(fastps.PartialPush) as caught:
+            ps.assign(few(2))
+        assert set(caught.value.receipts) == set(few(0)) - {"w7"}
+        left = [name for name in few(0) if name != "w7"]
+        assert all((values == 2).all() for values in ps.pull(left).values())
 
 
 def test_workers_of_a_round_share_messages(stubs: Stubs) -> None:

@@ -110,9 +110,9 @@ def put(ps: ParameterServer, those: list[Theirs], states: Mapping[str, State]) -
     unknown = set(missing(ps, those))
     arrays = {name: entry.array for (name, *_), entry in zip(those, entries, strict=True) if name in unknown}
     ps.register(arrays, optimizer={name: rule for name, _, rule in those if name in unknown})
+    known = zip(those, entries, strict=True)
+    ps.assign({name: entry.array for (name, *_), entry in known if name not in unknown})
     for (name, _, rule), entry in zip(those, entries, strict=True):
-        if name not in unknown:
-            ps.assign(name, entry.array)
         ps.load_state(name, {**new_state(rule, entry.array), **states[name]})
 
 

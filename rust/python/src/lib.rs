@@ -36,6 +36,7 @@ mod _fastps {
     #[pymodule_export]
     use super::client::{
         BoundList, Client, Exchange, Listener, PullFlight, PushFlight, PushSettings, PyVectorSpaces,
+        assign_all,
     };
     #[pymodule_export]
     use super::codecs::{ErrorFeedback, body_len, decode, encode};

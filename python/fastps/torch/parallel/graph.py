@@ -438,8 +438,7 @@ class Graph:
                     expected=f"shape {shape}",
                     got=f"shape {tuple(state[name].shape)}",
                 )
-        for name in names:
-            ps.assign(name, float32(state[name].detach()))
+        ps.assign({name: float32(state[name].detach()) for name in names})
         for name in buffers.keys() & state.keys():
             buffers[name].copy_(state[name])
 

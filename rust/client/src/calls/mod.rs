@@ -1,5 +1,6 @@
 //! The calls of a client: the requests of each verb to the links, and the handling of their answers.
 
+mod assign;
 pub(crate) mod checkpoint;
 mod groups;
 mod portions;

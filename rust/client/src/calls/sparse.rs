@@ -51,11 +51,16 @@ impl Client {
     }
 
     /// The messages of an assignment of rows.
-    pub(crate) fn row_assignment(isa: Isa, entry: &Entry, gathered: &Gathered, epoch: u64) -> Vec<Draft> {
+    pub(crate) fn row_assignment(
+        isa: Isa,
+        (tensor, entry): (usize, &Entry),
+        gathered: &Gathered,
+        epoch: u64,
+    ) -> Vec<Draft> {
         let target = Target { slice: SliceId(0), group: entry.group, epoch };
         let header = |_: &[usize], on_wire| header::assignment_parts(target, entry.spec.dtype, on_wire);
         let codec = if entry.spec.dtype == DType::BFloat16 { Codec::BFloat16 } else { Codec::Float32 };
-        Self::row_drafts(isa, (0, entry), gathered, (codec, 0), header)
+        Self::row_drafts(isa, (tensor, entry), gathered, (codec, 0), header)
     }
 
     /// The messages that carry these rows; `header` makes a header from the numbers of a message's parts.

@@ -3,9 +3,8 @@
 use crate::calls::pull::{PullTicket, rounded, versions};
 use crate::calls::receipts::{PushTicket, names, pushed};
 use crate::calls::sparse::{Scatter, in_order};
-use crate::calls::submit::next;
 use crate::client::Client;
-use crate::link::call::payload::{Memory, Payload};
+use crate::link::call::payload::Payload;
 use crate::link::refresh::NAMES_ASKED;
 use crate::link::state::Link;
 use crate::link::unary::{call, request};
@@ -13,7 +12,6 @@ use crate::link::wait::CallHandle;
 use crate::state::map::Entry;
 use crate::state::time::after;
 use fastps_core::error::{Error, Kind, Lost, Result};
-use fastps_core::isa::Isa;
 use fastps_core::mode::{Clocks, Joined, MembershipRequest};
 use fastps_core::outgoing;
 use fastps_core::portions::{Ask, PortionAnswer};
@@ -138,30 +136,10 @@ impl PushTensors for Client {
         Ok((pushed(&self.shared, &call, &names(gradients))?, versions(&call, id)))
     }
 
-    fn assign(&self, values: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
-        let isa = Isa::get()?;
-        let (epoch, entries, rows) =
-            self.look_up_for(std::iter::once(&values.name), after(timeout), |entries| {
-                outgoing::assigned_rows(isa, values.borrow(), &entries[0].spec)
-            })?;
-        let entry = &entries[0];
-        let call = if let Some(rows) = rows {
-            let drafts = Self::row_assignment(isa, entry, &rows, epoch);
-            let mut last = self.lock_sequence();
-            self.submit(drafts, Vec::new(), after(timeout), Some(next(&mut last)))
-        } else if values.values.view().dtype() != entry.spec.dtype {
-            let view = values.values.view();
-            let body = |range| outgoing::assigned_body(isa, view.get(range), &entry.spec).into_owned();
-            let bodies = entry.spec.slices().map(|range| (None, Payload::Owned(body(range).into())));
-            self.start_assign(entry, bodies.collect(), Vec::new(), epoch, timeout)
-        } else {
-            let memory = Memory::new(values.values.clone());
-            let body = |range| (None, Payload::Lent(memory.clone(), range));
-            let bodies = entry.spec.slices().map(body).collect();
-            self.start_assign(entry, bodies, vec![memory.clone()], epoch, timeout)
-        };
+    fn assign_all(&self, values: &[Gradient], timeout: Duration) -> Pushed {
+        let call = self.start_assign_all(values, timeout)?;
         call.wait(Duration::MAX, None)?;
-        Self::one(pushed(&self.shared, &call, std::slice::from_ref(&entry.spec.name)))
+        pushed(&self.shared, &call, &names(values))
     }
 
     fn load_state(

@@ -103,6 +103,23 @@ fn check_row_shape(gradient: GradientRef<'_>, spec: &TensorSpec) -> Result<()> {
     Err(wrong_shape(gradient, &shape))
 }
 
+/// Checks assignments, and gathers those of rows; `None`: one is of the whole tensor.
+pub fn check_assigned<'a>(
+    isa: Isa,
+    assigned: impl Iterator<Item = (GradientRef<'a>, &'a TensorSpec)>,
+) -> Result<Vec<Option<Gathered>>> {
+    let (at_least, _) = assigned.size_hint();
+    let mut names = HashSet::with_capacity_and_hasher(at_least, RandomState::default());
+    let check = |(values, spec): (GradientRef<'a>, &TensorSpec)| {
+        if !names.insert(values.name) {
+            let error = Error::new(Kind::Config, "a tensor is named twice in one assignment");
+            return Err(error.tensor(values.name));
+        }
+        assigned_rows(isa, values, spec)
+    };
+    assigned.map(check).collect()
+}
+
 /// Checks and gathers an assignment of rows; `None`: it is of the whole tensor, and checked.
 pub fn assigned_rows(isa: Isa, values: GradientRef<'_>, spec: &TensorSpec) -> Result<Option<Gathered>> {
     let name = |error: Error| error.tensor(values.name);

@@ -161,8 +161,9 @@ impl PushTensors for Past {
         Err(self.refused("push_pull").into())
     }
 
-    fn assign(&self, values: &Gradient, _timeout: Duration) -> Result<Receipt, PushError> {
-        Err(self.refused("assign").tensor(values.name.clone()).into())
+    fn assign_all(&self, values: &[Gradient], _timeout: Duration) -> Pushed {
+        let error = self.refused("assign");
+        Err(values.iter().fold(error, |error, values| error.tensor(values.name.clone())).into())
     }
 
     fn load_state(

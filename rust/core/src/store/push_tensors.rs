@@ -24,24 +24,31 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 impl Store {
-    /// Replaces values or state of one tensor, or values of some rows; `actions` has those of each slice that
-    /// the call touches.
+    /// Replaces values or state of tensors, or values of some rows; `actions` has those of each slice that the
+    /// call touches.
     pub(super) fn change(
         &self,
         places: &Places,
         actions: &[(Action, Cow<'_, [u8]>)],
         timeout: Duration,
-    ) -> Result<Receipt, PushError> {
+    ) -> Pushed {
         let _ends = self.shared.deadlines.end_complete_at_last();
         let identity = self.identity();
         let late = OnceLock::new();
-        let change = |(part, (_, slice)): (usize, (usize, &Arc<Slice>))| {
+        let mut sent = vec![0; places.tensors.len()];
+        // The tensor, and the number of its first part.
+        let mut of = (0, 0);
+        let change = |(part, (k, slice)): (usize, (usize, &Arc<Slice>))| {
+            if k != of.0 {
+                of = (k, part);
+            }
             let ((action, body), spec) = (&actions[part], slice.spec());
+            sent[k] += body.len() as u64;
             let dtype = match action {
                 Action::AssignState { .. } => spec.dtype.computed(),
                 Action::Assign | Action::Gradient => spec.dtype,
             };
-            let rows = places.rows(0).map(|rows| rows.plan.indices(&rows.plan.parts()[part]));
+            let rows = places.rows(k).map(|rows| rows.plan.indices(&rows.plan.parts()[part - of.1]));
             let push = Push {
                 action: *action,
                 indices: rows,
@@ -57,11 +64,9 @@ impl Store {
             self.shared.shard.push_to(slice, &push, || late.get_or_init(Arc::<Collect>::default).expect(part))
         };
         let answers = places.parts().enumerate().map(change).collect();
-        let bytes = actions.iter().map(|(_, body)| body.len() as u64).sum();
         let late = late.into_inner();
-        let begun = Begun { identity, answers, late, residues: Vec::new(), sent: Some(vec![bytes]) };
-        let mut receipts = self.settle(places, begun, timeout)?;
-        receipts.pop().ok_or_else(|| Error::new(Kind::Internal, "a change without a receipt").into())
+        let begun = Begun { identity, answers, late, residues: Vec::new(), sent: Some(sent) };
+        self.settle(places, begun, timeout)
     }
 }
 
@@ -106,21 +111,23 @@ impl PushTensors for Store {
         Ok((receipts, self.pull(&names, options.timeout, caller)?))
     }
 
-    fn assign(&self, given: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
-        let tensor = self.tensor(&given.name)?;
-        let rows = outgoing::assigned_rows(self.shared.isa, given.borrow(), &tensor.spec)?;
-        let mut places = Places::new(0, vec![tensor.clone()]);
-        places.sparse = vec![rows];
-        let values = given.values.view();
-        let assign =
-            |values| (Action::Assign, outgoing::assigned_body(self.shared.isa, values, &tensor.spec));
-        let actions: Vec<_> = match places.rows(0) {
-            None => tensor.spec.slices().map(|range| assign(values.get(range))).collect(),
-            Some(Gathered { plan, values }) => {
-                let values = |part: &RowPart| View::Float32(&values[part.elements.clone()]);
-                plan.parts().iter().map(|part| assign(values(part))).collect()
+    fn assign_all(&self, given: &[Gradient], timeout: Duration) -> Pushed {
+        let isa = self.shared.isa;
+        let mut places = self.look_up(given.iter().map(|values| &*values.name))?;
+        let specs = places.tensors.iter().map(|tensor| &*tensor.spec);
+        places.sparse = outgoing::check_assigned(isa, given.iter().map(Gradient::borrow).zip(specs))?;
+        let mut actions = Vec::new();
+        for (k, (given, tensor)) in given.iter().zip(&places.tensors).enumerate() {
+            let (spec, values) = (&tensor.spec, given.values.view());
+            let assign = |values| (Action::Assign, outgoing::assigned_body(isa, values, spec));
+            match places.rows(k) {
+                None => actions.extend(spec.slices().map(|range| assign(values.get(range)))),
+                Some(Gathered { plan, values }) => {
+                    let values = |part: &RowPart| View::Float32(&values[part.elements.clone()]);
+                    actions.extend(plan.parts().iter().map(|part| assign(values(part))));
+                }
             }
-        };
+        }
         self.change(&places, &actions, timeout)
     }
 
@@ -134,6 +141,7 @@ impl PushTensors for Store {
         let bodies = outgoing::state_bodies(&tensor.spec, state)?;
         let assign = |(body, step): (_, &u64)| (Action::AssignState { step: *step }, Cow::Borrowed(body));
         let actions: Vec<_> = bodies.iter().map(Vec::as_slice).zip(&state.steps).map(assign).collect();
-        self.change(&Places::new(0, vec![tensor]), &actions, timeout)
+        let mut receipts = self.change(&Places::new(0, vec![tensor]), &actions, timeout)?;
+        receipts.pop().ok_or_else(|| Error::new(Kind::Internal, "a change without a receipt").into())
     }
 }

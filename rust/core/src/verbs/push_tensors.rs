@@ -3,7 +3,7 @@
 use super::values::{
     Caller, Gradient, OptimizerState, Patient, PushError, PushOptions, Pushed, Receipt, Ticket,
 };
-use crate::base::error::Result;
+use crate::base::error::{Error, Kind, Result};
 use crate::tensor::Versions;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,9 +26,14 @@ pub trait PushTensors: Send + Sync {
         options: &PushOptions,
         caller: &mut dyn Caller,
     ) -> Result<(Vec<Receipt>, Versions), PushError>;
-    /// Replaces a tensor's values, or those of some rows; of a row that is named more than once, the last
-    /// values remain.
-    fn assign(&self, values: &Gradient, timeout: Duration) -> Result<Receipt, PushError>;
+    /// Replaces the values of tensors, or those of some rows; of a row that is named more than once, the last
+    /// values remain. All are checked before the first is changed.
+    fn assign_all(&self, values: &[Gradient], timeout: Duration) -> Pushed;
+    /// As [`PushTensors::assign_all`], of one tensor.
+    fn assign(&self, values: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
+        let mut receipts = self.assign_all(std::slice::from_ref(values), timeout)?;
+        receipts.pop().ok_or_else(|| Error::new(Kind::Internal, "an assignment without a receipt").into())
+    }
     /// Replaces a tensor's optimizer state.
     fn load_state(&self, name: &str, state: &OptimizerState, timeout: Duration)
     -> Result<Receipt, PushError>;

@@ -1,6 +1,7 @@
 //! A client of a store or of servers, with one method per verb. Each method converts its arguments, makes one
 //! call for the whole list without the GIL, and converts the result.
 
+mod assign;
 mod exchange;
 mod flight;
 mod portion;
@@ -13,6 +14,7 @@ mod state;
 mod vectors;
 mod waiting;
 
+pub(crate) use assign::assign_all;
 pub(crate) use exchange::Exchange;
 pub(crate) use flight::PushFlight;
 pub(crate) use pull_flight::PullFlight;

@@ -188,6 +188,12 @@ pub fn assignment_parts(target: Target, dtype: DType, parts: Vec<pb::Part>) -> p
     pb::Header { parts, ..assignment(target, dtype, 0, None, 0) }
 }
 
+/// Assignments of whole slices.
+pub fn whole_assignments(target: Target, dtype: DType, parts: Vec<pb::Part>) -> pb::Header {
+    let table = Some(Box::new(pb::PartTable { whole: true, ..Default::default() }));
+    pb::Header { table, ..assignment_parts(target, dtype, parts) }
+}
+
 /// A pull of the values, of their average, of the state, or of the version.
 pub fn read(target: Target, what: Read) -> pb::Header {
     let kind = match what {
