@@ -329,14 +329,16 @@ def test_a_large_slice_has_a_frame_of_its_own() -> None:
         assert [versions[name] for name in values] == [2, 2, 2]
 
 
-def without_parts(stubs: Stubs, when: Callable[[], bool]) -> Callable[[str, bytes], bytes]:
+def without_parts(
+    stubs: Stubs, when: Callable[[], bool], what: str = "parts"
+) -> Callable[[str, bytes], bytes]:
     """The answers of a server that is of an earlier version, from when on."""
 
     def change(method: str, answer: bytes) -> bytes:
         if not method.endswith("/Hello") or not when():
             return answer
         hello = stubs.pb.HelloResponse.FromString(answer)
-        hello.capabilities.remove("parts")
+        hello.capabilities.remove(what)
         return bytes(hello.SerializeToString())
 
     return change
@@ -403,6 +405,95 @@ def test_an_answer_is_lost_and_the_server_is_of_an_earlier_version_then(stubs: S
             assert [size for size in sizes if size or then] == ([0] * FEW if then else [FEW])
         assert all((values == -2).all() for values in ps.pull(list(few(0))).values())
         assert ps.stats()["client"]["frames_resent"] >= 1 + FEW
+
+
+def test_initial_values_of_small_tensors_share_messages(stubs: Stubs) -> None:
+    """Also if the answer is lost, and if the server then takes only frames of their own."""
+    lost, earlier = threading.Event(), threading.Event()
+    sizes: list[int] = []
+
+    def lose(frame: bytes, passed_on: Callable[[bytes], bytes]) -> bytes | None:
+        header = stubs.pb.Frame.FromString(frame).header
+        answer = passed_on(frame)
+        if header.kind == stubs.pb.KIND_ASSIGN:
+            assert len(header.table.reservations) == len(header.parts)
+            assert bool(header.reservation) == (not header.parts)
+            if header.parts and lost.is_set():
+                lost.clear()
+                return None
+            sizes.append(len(header.parts))
+        return answer
+
+    changed = without_parts(stubs, earlier.is_set, "initial-parts")
+    with (
+        fastps.serve() as server,
+        between(server.addresses, changed, lose) as address,
+        fastps.connect(address) as ps,
+    ):
+        large = np.full(5000, 3.0, np.float32)
+        for prefix, loses, then in [("a", False, False), ("b", True, False), ("c", True, True)]:
+            with case(prefix):
+                sizes.clear()
+                if loses:
+                    lost.set()
+                if then:
+                    earlier.set()
+                given = {prefix + name: values for name, values in few(2).items()}
+                ps.register(given | {prefix: large}, optimizer=fastps.SGD(lr=1.0))
+                assert sorted(sizes) == ([0] * (FEW + 1) if then else [0, FEW])
+                for name, values in given.items():
+                    assert ps.pull(name).tobytes() == values.tobytes()
+                assert ps.versions([*given]) == dict.fromkeys(given, 1)
+        for name in few(0):
+            ps.push("c" + name, few(1)[name])
+
+
+def test_initial_values_in_parts_are_checked_alone(foreign: ForeignClient, fresh_name: FreshName) -> None:
+    client, pb = foreign, foreign.pb
+    first, entries = [], []
+    for k in range(6):
+        spec = client.spec(fresh_name(f"initial{k}"), (3,))
+        first.append(client.call(0, "Register", pb.RegisterRequest(spec=spec, client=client.client)))
+        entries.append(pb.MapEntry(spec=spec, placement=first[-1].placement))
+    shard = max(range(2), key=lambda shard: sum(e.placement.shards[0] == shard for e in entries))
+    here = [k for k, entry in enumerate(entries) if entry.placement.shards[0] == shard]
+    for k in here:
+        client.call(shard, "Reserve", client.reserve_request(entries[k].spec, first[k], [0]))
+
+    def message(reservations: list[int]) -> Message:
+        client.sequence += 1
+        frame = client.assign_frame(entries[here[0]], 0, np.zeros(3, np.float32))
+        frame.header.slice, frame.header.count = 0, 0
+        frame.header.table.whole = True
+        frame.header.table.reservations.extend(reservations)
+        for k in here:
+            frame.header.parts.append(pb.Part(slice=entries[k].placement.slices[0], elements=3))
+        frame.payload = np.arange(3 * len(here), dtype=np.float32).tobytes()
+        frame.header.ClearField("crc32c")
+        return frame
+
+    def refused(answer: Message) -> dict[int, str]:
+        return {one.part: one.refusal.kind for one in client.accepted(answer).table.refusals}
+
+    own = [first[k].reservation for k in here]
+    (answer,) = client.stream(shard).exchange([message(own[:-1])])
+    assert answer.header.refusal.kind == "frame"
+    (answer,) = client.stream(shard).exchange([message([own[1], *own[1:]])])
+    assert refused(answer) == {0: "lease"}
+    with pytest.raises(Exception, match="initial values are missing"):
+        client.call(shard, "Seal", pb.SealRequest(reservation=own[0]))
+    (answer,) = client.stream(shard).exchange([message(own)])
+    assert refused(answer) == {}
+    for k in here:
+        client.call(shard, "Seal", pb.SealRequest(reservation=first[k].reservation))
+        commit = pb.CommitRequest(reservation=first[k].reservation, client=client.client)
+        client.call(0, "Commit", commit)
+    for j, k in enumerate(here):
+        values, _ = client.pull(entries[k].spec.name)
+        assert values.tolist() == [3.0 * j, 3.0 * j + 1, 3.0 * j + 2]
+    # Too late: they are sealed.
+    (answer,) = client.stream(shard).exchange([message(own)])
+    assert set(refused(answer).values()) == {"precondition"}
 
 
 def test_an_answer_to_assignments_is_lost(stubs: Stubs) -> None:

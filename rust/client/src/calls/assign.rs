@@ -13,9 +13,9 @@ use fastps_core::frame::Base;
 use fastps_core::isa::Isa;
 use fastps_core::outgoing;
 use fastps_core::verbs::Gradient;
+use fastps_proto::v1 as pb;
 use fastps_transport::convert::header;
 use std::borrow::Cow;
-use std::sync::Arc;
 use std::time::Duration;
 
 impl Client {
@@ -28,9 +28,7 @@ impl Client {
             outgoing::check_assigned(isa, values.iter().map(Gradient::borrow).zip(specs))
         })?;
         let (mut drafts, mut memories) = (Vec::new(), Vec::new());
-        let mut small = SmallSlices::new(|kin: Kinship, parts, _: &[Option<Base>]| {
-            header::whole_assignments(kin.target(epoch), kin.dtype, parts)
-        });
+        let mut small = SmallSlices::new(small_header(epoch));
         for (tensor, (entry, rows)) in entries.iter().zip(&rows).enumerate() {
             if let Some(rows) = rows {
                 drafts.extend(Self::row_assignment(isa, (tensor, entry), rows, epoch));
@@ -43,7 +41,7 @@ impl Client {
                 let view = given.view();
                 let body = outgoing::assigned_body(isa, view.get(range.clone()), &entry.spec);
                 if self.is_small(entry, k, body.len(), None) {
-                    drafts.extend(small.add(small_slice((tensor, entry, k), &body)));
+                    drafts.extend(small.add(small_slice((tensor, entry, k), &body, 0)));
                     continue;
                 }
                 let payload = match body {
@@ -66,8 +64,18 @@ impl Client {
     }
 }
 
-fn small_slice<'a>((tensor, entry, k): (usize, &'a Arc<Entry>, usize), body: &'a [u8]) -> SmallSlice<'a> {
+/// Headers of the messages of small slices.
+pub(super) fn small_header(epoch: u64) -> impl Fn(Kinship, Vec<pb::Part>, &[Option<Base>]) -> pb::Header {
+    move |kin, parts, _| header::whole_assignments(kin.target(epoch), kin.dtype, parts)
+}
+
+/// A small slice to be assigned; `reservation`: that of its initial values, or 0.
+pub(super) fn small_slice<'a>(
+    (tensor, entry, k): (usize, &'a Entry, usize),
+    body: &'a [u8],
+    reservation: u64,
+) -> SmallSlice<'a> {
     let codec = Some(CodecId::plain(entry.spec.dtype));
     let body = Body::Ready(body);
-    SmallSlice { tensor, entry, k, codec, bfloat16: false, base: None, body, answer_bytes: None }
+    SmallSlice { tensor, entry, k, codec, bfloat16: false, base: None, reservation, body, answer_bytes: None }
 }

@@ -64,6 +64,7 @@ impl Client {
                         codec,
                         bfloat16,
                         base,
+                        reservation: 0,
                         body,
                         answer_bytes,
                     }));

@@ -228,9 +228,17 @@ impl Client {
                     let body =
                         view.as_ref().map_or(Body::Later(sent_bytes), |view| Body::Ready(view.bytes()));
                     let codec = Some(codec);
-                    let bfloat16 = false;
-                    let slice = SmallSlice { tensor, entry, k, codec, bfloat16, base, body, answer_bytes };
-                    drafts.extend(small.add(slice));
+                    drafts.extend(small.add(SmallSlice {
+                        tensor,
+                        entry,
+                        k,
+                        codec,
+                        bfloat16: false,
+                        base,
+                        reservation: 0,
+                        body,
+                        answer_bytes,
+                    }));
                     continue;
                 }
                 let settings = settings(entry.spec.dtype, codec, options);

@@ -1,8 +1,10 @@
 //! Registering tensors: places from shard 0, memory and values on the shards, then the entries in the map.
 //! `reservations` makes the calls.
 
+use crate::calls::assign::{small_header, small_slice};
 use crate::calls::receipts::{plain, pushed};
 use crate::calls::reservations::{Placed, Places, Sealed, Wanted};
+use crate::calls::small::SmallSlices;
 use crate::calls::submit::{Draft, next};
 use crate::client::Client;
 use crate::link::call::payload::Payload;
@@ -288,6 +290,7 @@ impl Client {
         let (epoch, _) = self.map.look_up(std::iter::empty());
         let mut names: Vec<Arc<str>> = Vec::new();
         let mut drafts = Vec::with_capacity(window.len());
+        let mut small = SmallSlices::new(small_header(epoch));
         for (placed, k) in window {
             let Placed { entry, reservation, .. } = placed;
             if names.last() != Some(&entry.spec.name) {
@@ -296,10 +299,17 @@ impl Client {
             let range = entry.spec.slice_range(*k);
             let (dtype, count) = (entry.spec.dtype, range.len() as u64);
             let body = outgoing::assigned_body(isa, wanted[placed.wanted].values.get(range), &entry.spec);
+            let tensor = names.len() - 1;
+            let together = self.links[entry.slices[*k].1].initial_parts.load(Ordering::Relaxed);
+            if together && self.is_small(entry, *k, body.len(), None) {
+                drafts.extend(small.add(small_slice((tensor, entry, *k), &body, *reservation)));
+                continue;
+            }
             let body = Bytes::from(body.into_owned());
             let header = header::assignment(entry.target(*k, epoch), dtype, count, None, *reservation);
-            drafts.push(Draft::new(names.len() - 1, entry, *k, header, None, Payload::Owned(body)));
+            drafts.push(Draft::new(tensor, entry, *k, header, None, Payload::Owned(body)));
         }
+        drafts.extend(small.finish());
         let call = self.submit(drafts, Vec::new(), deadline, Some(sequence));
         call.wait(Duration::MAX, None)?;
         pushed(&self.shared, &call, &names).map(drop).map_err(plain)

@@ -53,6 +53,8 @@ pub(crate) struct SmallSlice<'a> {
     /// Of a pull: whether its values come in bfloat16.
     pub(crate) bfloat16: bool,
     pub(crate) base: Option<Base>,
+    /// The reservation of initial values; 0: there is none.
+    pub(crate) reservation: u64,
     pub(crate) body: Body<'a>,
     pub(crate) answer_bytes: Option<usize>,
 }
@@ -80,6 +82,7 @@ struct Message {
     parts: Vec<CallPart>,
     on_wire: Vec<pb::Part>,
     bases: Vec<Option<Base>>,
+    reservations: Vec<u64>,
     payload: Vec<u8>,
     later: bool,
     /// Sizes of the message and of its answer, and the elements of all parts.
@@ -101,7 +104,7 @@ impl<F: Fn(Kinship, Vec<pb::Part>, &[Option<Base>]) -> pb::Header> SmallSlices<F
 
     /// Adds a slice. Returns the message before it, if that has no room for it.
     pub(crate) fn add(&mut self, slice: SmallSlice<'_>) -> Option<Draft> {
-        let SmallSlice { tensor, entry, k, codec, bfloat16, base, body, answer_bytes } = slice;
+        let SmallSlice { tensor, entry, k, codec, bfloat16, base, reservation, body, answer_bytes } = slice;
         let (id, shard) = entry.slices[k];
         let kinship = Kinship { shard, group: entry.group, dtype: entry.spec.dtype, codec, bfloat16 };
         let range = entry.spec.slice_range(k);
@@ -121,6 +124,7 @@ impl<F: Fn(Kinship, Vec<pb::Part>, &[Option<Base>]) -> pb::Header> SmallSlices<F
         let on_wire = if codec.is_some() { elements as u32 } else { 0 };
         message.on_wire.push(pb::Part { slice: id.0, count: 0, elements: on_wire });
         message.bases.push(base);
+        message.reservations.extend((reservation > 0).then_some(reservation));
         match body {
             Body::Ready(bytes) => message.payload.extend_from_slice(bytes),
             Body::Later(_) => message.later = true,
@@ -143,13 +147,16 @@ fn drafted(
     kinship: Kinship,
     message: Message,
 ) -> Option<Draft> {
-    let Message { mut parts, on_wire, bases, payload, later, .. } = message;
+    let Message { mut parts, on_wire, bases, reservations, payload, later, .. } = message;
     let payload = if later {
         Payload::Later(parts.iter().map(|part| part.sent_bytes).sum())
     } else {
         Payload::Owned(Bytes::from(payload))
     };
-    let header = header(kinship, on_wire, &bases);
+    let mut header = header(kinship, on_wire, &bases);
+    if !reservations.is_empty() {
+        header.table.get_or_insert_default().reservations = reservations;
+    }
     let more = parts.split_off(1.min(parts.len()));
     let part = parts.pop()?;
     let header = if more.is_empty() { separate(&header).next()? } else { header };

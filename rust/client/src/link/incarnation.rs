@@ -101,12 +101,14 @@ impl Link {
         self.history.store(convert::can(hello, convert::HISTORY), Ordering::Relaxed);
         let takes_parts = convert::can(hello, convert::PARTS);
         self.parts.store(takes_parts, Ordering::Relaxed);
+        let takes_initial = convert::can(hello, convert::INITIAL_PARTS);
+        self.initial_parts.store(takes_initial, Ordering::Relaxed);
         if let Some(resolution) = self.shared.resolution.as_ref().filter(|_| !hello.cluster.is_empty()) {
             resolution.note_listed(&hello.cluster);
         }
         let mut queue = lock(&self.queue);
         queue.most_asked = if convert::can(hello, convert::VERSIONS) { convert::MAX_PARTS } else { 1 };
-        if !takes_parts {
+        if !takes_parts || !takes_initial {
             queue.divide_all();
         }
         if std::mem::replace(&mut queue.server, hello.server) != hello.server {

@@ -17,7 +17,7 @@ use fastps_transport::convert;
 use fastps_transport::convert::header::{self, Target};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 /// Outcome of abandoning a frame.
@@ -50,7 +50,9 @@ impl Link {
                 continue;
             }
             // The server may have changed since the message was made.
-            let divide = convert::are_whole(&header) && !self.parts.load(Ordering::Relaxed);
+            let has = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+            let divide = convert::are_whole(&header) && !has(&self.parts)
+                || convert::are_initial(&header) && !has(&self.initial_parts);
             let tag = queue.push(header, payload, Waiter::Parts(call.clone(), parts.clone()), sender);
             call.parts[parts].iter().for_each(|part| part.tag.store(tag, Ordering::Release));
             if divide {

@@ -52,6 +52,8 @@ pub(crate) struct Link {
     pub(crate) history: AtomicBool,
     /// Set when the server takes several whole slices in one message.
     pub(crate) parts: AtomicBool,
+    /// Set when the server takes the initial values of several slices in one message.
+    pub(crate) initial_parts: AtomicBool,
     /// Set when the server's calls register several tensors at a time.
     pub(crate) registrations: AtomicBool,
     pub(crate) driver: Weak<Driver>,
@@ -91,6 +93,7 @@ impl Link {
             pull_codec: AtomicBool::new(convert::can(hello, convert::PULL_CODEC)),
             history: AtomicBool::new(convert::can(hello, convert::HISTORY)),
             parts: AtomicBool::new(convert::can(hello, convert::PARTS)),
+            initial_parts: AtomicBool::new(convert::can(hello, convert::INITIAL_PARTS)),
             registrations: AtomicBool::new(convert::can(hello, convert::REGISTRATIONS)),
             driver: Arc::downgrade(driver),
             route: Mutex::new(Arc::new(route)),

@@ -53,6 +53,7 @@ fn capabilities(node: &Node) -> Vec<String> {
         convert::PULL_CODEC,
         convert::VERSIONS,
         convert::PARTS,
+        convert::INITIAL_PARTS,
         convert::REGISTRATIONS,
     ]
     .into_iter()

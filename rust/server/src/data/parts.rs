@@ -51,9 +51,37 @@ struct Reply {
 impl Exchange {
     /// The slice of each part, or the reason why it is refused before its slice is touched.
     fn admit_parts(&self, parts: &[Part<'_>], route: Route, dtype: Option<DType>) -> Admitted {
-        let ids = || parts.iter().map(|part| part.slice);
-        let slices = self.node.shard.slices(ids());
-        let sealed = self.node.reservations.admit_all(ids());
+        let sealed = self.node.reservations.admit_all(parts.iter().map(|part| part.slice));
+        self.admit_with(parts, route, dtype, sealed)
+    }
+
+    /// The same for a push, whose parts from the `first` on these are.
+    fn admit_pushed(
+        &self,
+        (all, first): (&Parts<'_>, usize),
+        parts: &[Part<'_>],
+        route: Route,
+        dtype: DType,
+    ) -> Admitted {
+        if !all.are_initial() {
+            return self.admit_parts(parts, route, Some(dtype));
+        }
+        let (reservations, now) = (&self.node.reservations, Instant::now());
+        let admit = |(k, part): (usize, &Part<'_>)| {
+            reservations.admit(part.slice, all.reservation(k), route.client, now)
+        };
+        let reserved = (first..).zip(parts).map(admit).collect();
+        self.admit_with(parts, route, Some(dtype), reserved)
+    }
+
+    fn admit_with(
+        &self,
+        parts: &[Part<'_>],
+        route: Route,
+        dtype: Option<DType>,
+        sealed: Vec<Result<()>>,
+    ) -> Admitted {
+        let slices = self.node.shard.slices(parts.iter().map(|part| part.slice));
         let admit = |(slice, sealed): (Result<Arc<Slice>>, Result<()>)| {
             let slice = slice?;
             if !self.caller.may_use(&slice) {
@@ -84,7 +112,7 @@ impl Exchange {
         let (late, answers) = unbounded_channel();
         let (mut outcomes, mut wait) = (Vec::with_capacity(parts.len()), ReaderWait::default());
         let all: Vec<_> = parts.iter().collect();
-        let mut slices = self.admit_parts(&all, route, Some(dtype));
+        let mut slices = self.admit_pushed((parts, 0), &all, route, dtype);
         while outcomes.len() < all.len() {
             let k = outcomes.len();
             if k.is_multiple_of(PARTS_PER_BATCH) {
@@ -110,9 +138,14 @@ impl Exchange {
                     // A slice may have been dropped meanwhile: a restart could not repeat what it applies
                     // after that.
                     slices.truncate(k);
-                    slices.extend(self.admit_parts(&all[k..], route, Some(dtype)));
+                    slices.extend(self.admit_pushed((parts, k), &all[k..], route, dtype));
                 }
-                outcome => outcomes.push(outcome),
+                outcome => {
+                    if let (Some(Ok(_)), Some(reservation)) = (&outcome, parts.reservation(k)) {
+                        self.node.reservations.arrived(push.slice, reservation);
+                    }
+                    outcomes.push(outcome);
+                }
             }
         }
         drop(late);

@@ -155,6 +155,7 @@ pub fn separate(header: &pb::Header) -> impl Iterator<Item = pb::Header> + '_ {
             count: if pushes { u64::from(part.elements) } else { 0 },
             base_version: table.and_then(|table| known(&table.base_versions)),
             base_own: table.and_then(|table| known(&table.base_owns)),
+            reservation: table.and_then(|table| table.reservations.get(k).copied()).unwrap_or(0),
             ..shared.clone()
         }
     })

@@ -46,6 +46,9 @@ pub fn check_mark_name(name: &str) -> Result<()> {
 /// The capability of a server that takes several whole slices in one message.
 pub const PARTS: &str = "parts";
 
+/// The capability of a server that takes the initial values of several slices in one message.
+pub const INITIAL_PARTS: &str = "initial-parts";
+
 /// The capability of a server whose calls register several tensors at a time.
 pub const REGISTRATIONS: &str = "registrations";
 

@@ -26,12 +26,14 @@ pub use error::{
 };
 pub use fields::Read;
 pub use hello::{
-    Ack, CAN_LOG, COPIED, DTYPES, HISTORY, MATCHES_STALENESS, PARTS, PULL_CODEC, REGISTRATIONS, ROUNDS,
-    VERSIONS, can, check_mark_name, cluster_digest,
+    Ack, CAN_LOG, COPIED, DTYPES, HISTORY, INITIAL_PARTS, MATCHES_STALENESS, PARTS, PULL_CODEC, REGISTRATIONS,
+    ROUNDS, VERSIONS, can, check_mark_name, cluster_digest,
 };
 pub use kinds::{KIND_NAMES, Retry, is_conclusive, kind_from_name, kind_name, passes, retry};
 pub use mode::{membership_from_wire, membership_to_wire, mode_from_wire, mode_to_wire};
-pub use parts::{MAX_PARTS, Part, Parts, are_whole, receipts, rows_header, values_header, versions};
+pub use parts::{
+    MAX_PARTS, Part, Parts, are_initial, are_whole, receipts, rows_header, values_header, versions,
+};
 pub use portion::{ask_from_wire, ask_to_wire, given_from_wire, given_to_wire};
 pub use registrations::{MAX_REGISTERED, MAX_REGISTERED_BYTES, MAX_RESERVATIONS, pages, registered_bytes};
 pub use request::{

@@ -64,6 +64,11 @@ pub(super) fn of_push<'a>(h: &'a pb::Header, push: Push<'a>) -> Result<Parts<'a>
         {
             return Err(unfit_table());
         }
+        let initial = table.reservations.len();
+        let may_be_initial = push.action == Action::Assign && table.whole && initial == h.parts.len();
+        if initial > 0 && (!may_be_initial || table.reservations.contains(&0)) {
+            return Err(unfit_table());
+        }
         check_no_answers(table)?;
     }
     let (whole, want_values) = (are_whole(h), h.want_values);
@@ -88,6 +93,11 @@ fn unfit_table() -> Error {
     malformed("the table does not fit the parts")
 }
 
+/// Returns whether the parts of a message are initial values of slices.
+pub fn are_initial(h: &pb::Header) -> bool {
+    h.table.as_ref().is_some_and(|table| !table.reservations.is_empty())
+}
+
 /// Fails if the table of a request has fields of answers.
 fn check_no_answers(table: &pb::PartTable) -> Result<()> {
     let pb::PartTable { versions, owns, stalenesses, duplicates, refusals, scales, momenta, .. } = table;
@@ -102,7 +112,7 @@ pub(super) fn of_pull<'a>(h: &'a pb::Header, payload: &'a [u8], pulls: (bool, bo
     }
     if let Some(table) = h.table.as_deref() {
         check_no_answers(table)?;
-        if !table.base_versions.is_empty() || !table.base_owns.is_empty() {
+        if !table.base_versions.is_empty() || !table.base_owns.is_empty() || !table.reservations.is_empty() {
             return Err(unfit_table());
         }
     }
@@ -167,6 +177,16 @@ impl<'a> Parts<'a> {
     /// Returns whether the parts are of a gradient.
     pub(super) fn are_of_gradient(&self) -> bool {
         self.push.is_some_and(|push| push.action == Action::Gradient)
+    }
+
+    /// Returns whether the parts are initial values of slices.
+    pub fn are_initial(&self) -> bool {
+        self.table.is_some_and(|table| !table.reservations.is_empty())
+    }
+
+    /// The reservation that the k-th part's initial values belong to.
+    pub fn reservation(&self, k: usize) -> Option<u64> {
+        self.table.and_then(|table| table.reservations.get(k).copied())
     }
 
     /// The number of parts.
@@ -456,7 +476,7 @@ mod tests {
             spoil(&mut header);
             refused(what, &header, &[0; 67]);
         }
-        let answers: [fn(&mut pb::PartTable); 9] = [
+        let unfit: [fn(&mut pb::PartTable); 10] = [
             |t| t.base_versions = vec![1; 2],
             |t| t.base_owns = vec![1; 3],
             |t| t.versions = vec![1; 3],
@@ -466,8 +486,9 @@ mod tests {
             |t| t.refusals = vec![pb::PartRefusal::default()],
             |t| t.scales = vec![1.0; 3],
             |t| t.momenta = vec![0.5; 3],
+            |t| t.reservations = vec![1; 3],
         ];
-        for spoil in answers {
+        for spoil in unfit {
             let mut header = gradient();
             table(&mut header, spoil);
             refused("does not fit the parts", &header, &[0; 67]);
@@ -485,6 +506,22 @@ mod tests {
         assert_eq!(pushes(&sent(&assigned, &[0; 4])).len(), 1);
         table(&mut assigned, |table| table.base_versions = vec![1]);
         refused("does not fit the parts", &assigned, &[0; 4]);
+        let mut initial = header::whole_assignments(TARGET, DType::Float32, vec![part(4, 1), part(6, 2)]);
+        table(&mut initial, |table| table.reservations = vec![8, 9]);
+        let frame = sent(&initial, &[0; 12]);
+        let request = request_from_frame(&frame).unwrap();
+        let Verb::PushParts(parts, _) = request.verb else { panic!("{request:?}") };
+        assert!(request.verb.is_initial() && parts.reservation(1) == Some(9));
+        let alone: Vec<_> = header::separate(&initial).map(|one| (one.slice, one.reservation)).collect();
+        assert_eq!(alone, [(4, 8), (6, 9)]);
+        for reservations in [vec![8], vec![8, 0], vec![8, 9, 9]] {
+            let mut wrong = initial.clone();
+            wrong.table.as_mut().unwrap().reservations = reservations;
+            refused("does not fit the parts", &wrong, &[0; 12]);
+        }
+        let mut rows = pb::Header { parts: vec![part(4, 1)], ..initial };
+        table(&mut rows, |table| (table.whole, table.reservations) = (false, vec![8]));
+        refused("does not fit the parts", &rows, &[0; 4]);
         for (what, header, payload) in [
             ("elements", header::whole_pulls(TARGET, Read::Values, vec![part(4, 1)]), &[][..]),
             ("differs in length", header::whole_pulls(TARGET, Read::Values, vec![part(4, 0)]), &[0; 4]),

@@ -110,7 +110,11 @@ impl Verb<'_> {
 
     /// True for the first values of a slice, which its shard makes durable when their reservation is sealed.
     pub fn is_initial(&self) -> bool {
-        matches!(self, Self::Push { reservation: Some(_), .. })
+        match self {
+            Self::Push { reservation, .. } => reservation.is_some(),
+            Self::PushParts(parts, _) => parts.are_initial(),
+            _ => false,
+        }
     }
 
     /// True for a gradient, of one slice or of rows of several.
