@@ -268,6 +268,10 @@ pub struct PartTable {
     /// Receipts of whole slices: the momentum of each step; NaN = none.
     #[prost(double, repeated, tag = "10")]
     pub momenta: ::prost::alloc::vec::Vec<f64>,
+    /// On KIND_ASSIGN of whole slices: the reservations whose initial values these are. Empty = they replace values of tensors that
+    /// exist. Only to servers with `initial-parts` among their capabilities.
+    #[prost(fixed64, repeated, tag = "11")]
+    pub reservations: ::prost::alloc::vec::Vec<u64>,
 }
 /// A part that was refused; its slice is unchanged.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
