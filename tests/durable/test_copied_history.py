@@ -130,6 +130,7 @@ def test_a_bucket_gives_the_bytes_that_the_folder_gives(
     addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
     with serving(shards, data, url, f"127.0.0.1:{ports[0]}"):
         train(addresses, had, 60, seed=shards)
+        marked = max(had)
         with fastps.connect(addresses, timeout=60.0) as ps:
             ps.mark("epoch 1")
         train(addresses, had, 3, seed=9)
@@ -158,7 +159,7 @@ def test_a_bucket_gives_the_bytes_that_the_folder_gives(
         assert mine["version"].tolist() == theirs["version"].tolist()
         np.testing.assert_array_equal(mine["norm"], theirs["norm"])
     with fastps.rewind(url, to_mark="epoch 1") as moment:
-        assert moment.pull("a").tobytes() == had[60 if 60 in had else last - 3]["a"].tobytes()
+        assert moment.pull("a").tobytes() == had[marked]["a"].tobytes()
     capfd.readouterr()
     row = copied.changes[copied.changes["version"] == 20][0]
     push, name = int(row["push"]), copied.name(int(row["client"]))
@@ -207,13 +208,13 @@ def test_a_server_killed_while_it_copies_leaves_what_can_be_read(url: str, tmp_p
             process.wait(timeout=60)
         last = newest(url)
         # Whatever is there is a part of the run.
-        for version in {1, last // 2, last} - {0}:
+        for version in {last // 2, last} & had.keys():
             with fastps.rewind(url, to=version) as moment:
                 assert moment.pull("a").tobytes() == had[version]["a"].tobytes(), version
     last = max(had)
     with serving(1, data, url, address):
         until_copied(url, last)
-    for version in range(1, last, 17):
+    for version in range(min(had), last, 17):
         with fastps.rewind(url, to=version) as moment:
             assert moment.pull("a").tobytes() == had[version]["a"].tobytes(), version
 
