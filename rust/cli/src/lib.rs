@@ -53,6 +53,7 @@ const COPY_TO: &str = "Copy each snapshot to this URL: s3://BUCKET/PREFIX (setti
 /// directories, `status` shows a running cluster, `top` watches it, `ls` and `rm` list and free its tensors,
 /// `config` explains settings, `cluster` makes the files of a new one, and `certs` and `token` make
 /// credentials: see `checkpoint --help` and so on.
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 #[derive(Debug, Parser)]
 #[command(name = "fastps-server", version)]
 struct ServeArgs {

@@ -37,6 +37,7 @@ pub enum WebAddress {
 }
 
 /// Settings of one server process.
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
     /// Addresses to listen on, `host:port`: one per shard, or only the first (the others get the next ports).

@@ -89,7 +89,7 @@ impl AnswerSlot {
     }
 
     /// The answer is the receipt of a gradient, which waits for no more than its client has asked for.
-    pub(crate) fn as_receipt(self) -> Self {
+    pub(crate) fn into_receipt(self) -> Self {
         let until = match self.until {
             Until::Copied(_, Ack::Applied, _) => Until::Now,
             Until::Copied(journal, _, _) => Until::Durable(journal),

@@ -388,7 +388,7 @@ impl Exchange {
     fn answer_resolved(&self, tag: u64, resolved: Result<Resolved>, slot: AnswerSlot) {
         match resolved {
             Ok(Resolved::Applied(applied)) => {
-                slot.as_receipt().send(Ok(owed(convert::receipt(tag, &applied.repeated()))));
+                slot.into_receipt().send(Ok(owed(convert::receipt(tag, &applied.repeated()))));
             }
             Ok(Resolved::Fenced) => slot.send(Ok(owed(convert::fenced(tag)))),
             Ok(Resolved::Unknown) => {

@@ -139,7 +139,9 @@ impl Ownership {
         let due = state.due();
         drop(state);
         self.changed.send_replace(());
-        due.into_iter().for_each(|then| then());
+        for then in due {
+            then();
+        }
     }
 
     /// Calls `then` once a renewal is confirmed that is sent after this call. All who call before it is sent share it.

@@ -107,7 +107,9 @@ impl LogCopy {
         }
         let due = state.advance();
         drop(state);
-        due.into_iter().for_each(|then| then());
+        for then in due {
+            then();
+        }
     }
 
     /// The bucket has this piece. Returns how far the log is copied.
@@ -125,7 +127,9 @@ impl LogCopy {
         advance(&mut state.progress);
         let (copied, due) = (state.progress.copied(), state.advance());
         drop(state);
-        due.into_iter().for_each(|then| then());
+        for then in due {
+            then();
+        }
         copied
     }
 

@@ -215,7 +215,7 @@ impl Start<'_> {
         } else {
             // The connections of a bucket end with the runtime that has opened them.
             let records = config.copies_to().filter(|_| config.owner_lease.is_some());
-            let bucket = records.map(|url| Bucket::open(url)).transpose()?;
+            let bucket = records.map(Bucket::open).transpose()?;
             let record = bucket.map(|bucket| {
                 OwnerRecord(Box::new(move || -> BoxFuture<'static, Option<String>> {
                     let bucket = bucket.clone();

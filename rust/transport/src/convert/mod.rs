@@ -26,8 +26,8 @@ pub use error::{
 };
 pub use fields::Read;
 pub use hello::{
-    Ack, CAN_LOG, COPIED, DTYPES, HISTORY, INITIAL_PARTS, MATCHES_STALENESS, PARTS, PULL_CODEC, REGISTRATIONS,
-    ROUNDS, VERSIONS, can, check_mark_name, cluster_digest,
+    Ack, CAN_LOG, COPIED, DTYPES, HISTORY, INITIAL_PARTS, MATCHES_STALENESS, PARTS, PULL_CODEC,
+    REGISTRATIONS, ROUNDS, VERSIONS, can, check_mark_name, cluster_digest,
 };
 pub use kinds::{KIND_NAMES, Retry, is_conclusive, kind_from_name, kind_name, passes, retry};
 pub use mode::{membership_from_wire, membership_to_wire, mode_from_wire, mode_to_wire};

@@ -172,7 +172,11 @@ fn put(bucket: &Bucket, place: &Path, bytes: &[u8]) {
 }
 
 fn delete(bucket: &Bucket, place: &Path) {
-    block(async { Ok(bucket.store.delete(place).await.unwrap()) }).unwrap();
+    block(async {
+        bucket.store.delete(place).await.unwrap();
+        Ok(())
+    })
+    .unwrap();
 }
 
 fn of_history(objects: &[(Path, Vec<u8>)]) -> Vec<&(Path, Vec<u8>)> {

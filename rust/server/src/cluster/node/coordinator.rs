@@ -38,7 +38,7 @@ pub(crate) enum Coordinator {
     Own(Box<OwnCoordinator>),
     /// It is in this process.
     Local(Arc<Node>),
-    Remote(RemoteCoordinator),
+    Remote(Box<RemoteCoordinator>),
 }
 
 /// What shard 0 alone has.
@@ -149,7 +149,7 @@ impl Coordinator {
         }
         let address = cluster.first().cloned().unwrap_or_default();
         let place = Mutex::new(Place { address, channel: None, looked: None });
-        Self::Remote(RemoteCoordinator { peers, place, record })
+        Self::Remote(Box::new(RemoteCoordinator { peers, place, record }))
     }
 
     /// What this shard has as shard 0.
