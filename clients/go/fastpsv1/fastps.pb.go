@@ -1843,7 +1843,10 @@ type PartTable struct {
 	// Receipts of whole slices: the scale of each part, where they differ.
 	Scales []float32 `protobuf:"fixed32,9,rep,packed,name=scales,proto3" json:"scales,omitempty"`
 	// Receipts of whole slices: the momentum of each step; NaN = none.
-	Momenta       []float64 `protobuf:"fixed64,10,rep,packed,name=momenta,proto3" json:"momenta,omitempty"`
+	Momenta []float64 `protobuf:"fixed64,10,rep,packed,name=momenta,proto3" json:"momenta,omitempty"`
+	// On KIND_ASSIGN of whole slices: the reservations whose initial values these are. Empty = they replace values of tensors that
+	// exist. Only to servers with `initial-parts` among their capabilities.
+	Reservations  []uint64 `protobuf:"fixed64,11,rep,packed,name=reservations,proto3" json:"reservations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1944,6 +1947,13 @@ func (x *PartTable) GetScales() []float32 {
 func (x *PartTable) GetMomenta() []float64 {
 	if x != nil {
 		return x.Momenta
+	}
+	return nil
+}
+
+func (x *PartTable) GetReservations() []uint64 {
+	if x != nil {
+		return x.Reservations
 	}
 	return nil
 }
@@ -7408,7 +7418,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x04Part\x12\x14\n" +
 	"\x05slice\x18\x01 \x01(\x06R\x05slice\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x06R\x05count\x12\x1a\n" +
-	"\belements\x18\x03 \x01(\rR\belements\"\xbb\x02\n" +
+	"\belements\x18\x03 \x01(\rR\belements\"\xdf\x02\n" +
 	"\tPartTable\x12#\n" +
 	"\rbase_versions\x18\x01 \x03(\x06R\fbaseVersions\x12\x1b\n" +
 	"\tbase_owns\x18\x02 \x03(\x06R\bbaseOwns\x12\x1a\n" +
@@ -7422,7 +7432,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x05whole\x18\b \x01(\bR\x05whole\x12\x16\n" +
 	"\x06scales\x18\t \x03(\x02R\x06scales\x12\x18\n" +
 	"\amomenta\x18\n" +
-	" \x03(\x01R\amomenta\"O\n" +
+	" \x03(\x01R\amomenta\x12\"\n" +
+	"\freservations\x18\v \x03(\x06R\freservations\"O\n" +
 	"\vPartRefusal\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\rR\x04part\x12,\n" +
 	"\arefusal\x18\x02 \x01(\v2\x12.fastps.v1.RefusalR\arefusal\"\xe0\x01\n" +

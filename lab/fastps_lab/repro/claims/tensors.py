@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from fastps_lab.repro.claim import Claim, Figures, Setting, Verdict, row
 from fastps_lab.repro.local_steps import Problem, problem
 
 __all__ = ["CLAIMS"]
+
+View = Literal["values", "average"]
 
 #: How the values of a tensor are kept, by the name of its arm.
 KEPT: dict[str, dict[str, Any]] = {
@@ -30,7 +33,7 @@ WARMUP = 50
 
 
 def losses(
-    task: Problem, optimizer: fastps.Optimizer, seed: int, steps: int, view: str = "values", **spec: Any
+    task: Problem, optimizer: fastps.Optimizer, seed: int, steps: int, view: View = "values", **spec: Any
 ) -> float:
     """The loss that one worker ends with."""
     params, rng = task.start(seed), np.random.default_rng([seed, 2])
@@ -88,11 +91,11 @@ def draw_rounding(figures: Figures, figure: Any) -> None:
 
 def measure_free(setting: Setting) -> Figures:
     steps, seeds = 500, setting.seeds(1 if setting.quick else SEEDS)
-    makers = {
+    makers: dict[str, Callable[[float], fastps.Optimizer]] = {
         "AdamW": lambda rate: fastps.AdamW(lr=rate),
         "ScheduleFreeAdamW": lambda rate: fastps.ScheduleFreeAdamW(lr=rate, warmup=WARMUP),
     }
-    views = {"AdamW": "values", "ScheduleFreeAdamW": "average"}
+    views: dict[str, View] = {"AdamW": "values", "ScheduleFreeAdamW": "average"}
     return {
         "steps": steps,
         "losses": {

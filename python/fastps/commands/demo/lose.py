@@ -148,7 +148,8 @@ class Trainer(threading.Thread):
 
     def __init__(self, name: str, course: Course, share: Any, seed: list[int]) -> None:
         super().__init__(name=name)
-        self._course, self._share = course, share
+        self._course = course
+        self._images, self._labels = share
         self._rng = np.random.default_rng(seed)
         self.acknowledged = self.lost = self.first_lost = 0
         self.error: BaseException | None = None
@@ -171,7 +172,8 @@ class Trainer(threading.Thread):
             self._course.start.abort()
 
     def _step(self, ps: fastps.ParameterServer) -> None:
-        _, grads = minibatch(ps.pull(NAMES), *self._share, self._course.config, self._rng)
+        values, config = ps.pull(NAMES), self._course.config
+        _, grads = minibatch(values, self._images, self._labels, config, self._rng)
         ps.push({name: grads[name] for name in NAMES}, codec=cluster.codec(self._course.config.codec))
         self.acknowledged += 1
 
