@@ -262,10 +262,11 @@ def test_sessions_and_registrations_count_against_the_memory_of_their_principal(
     ):
         greetings = opened(client)
         assert len(greetings) > 20
-        # The principal has no room for a registration either, whichever of its clients asks.
-        register = pb.RegisterRequest(spec=client.spec("w", (8,)), client=greetings[0].client)
+        # What is left has no room for some registrations either, whichever of its clients asks.
         with pytest.raises(Refused) as raised:
-            client.call(0, "Register", register)
+            for k in range(4):
+                register = pb.RegisterRequest(spec=client.spec(f"w{k}", (8,)), client=greetings[0].client)
+                client.call(0, "Register", register)
         check_refusal(raised.value.refusal, "the registration")
         free.register("c", np.zeros(20_000, np.float32), optimizer=fastps.SGD(lr=1.0))
         # Closed sessions make room.

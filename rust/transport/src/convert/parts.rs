@@ -471,7 +471,7 @@ mod tests {
         for (what, spoil) in spoils {
             let mut header = gradient();
             if what == "want_values" {
-                (header.lr, header.scale, header.weight) = (None, None, None);
+                (header.lr, header.scale, header.weight, header.table) = (None, None, None, None);
             }
             spoil(&mut header);
             refused(what, &header, &[0; 67]);
