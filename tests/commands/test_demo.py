@@ -343,8 +343,9 @@ def test_a_spoiled_run_is_found_and_repaired(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     accuracy = found["test_accuracy"]
     assert accuracy["forked"] > accuracy["undisturbed"] - 0.03 > accuracy["spoiled"]
-    (push,) = found["push"]
+    push, *moves = found["push"]
     assert "of worker 'worker-0' (update 180) to 'w1' and 3 more tensors" in push
+    assert "moved by" in moves[0]
     assert found["runs"] <= 10
     written = json.loads((tmp_path / "out/report.json").read_text())
     assert written["tried"][0][1] < written["tried"][1][1]

@@ -81,6 +81,14 @@ def as_seconds(name: str, value: Any) -> float:
     return seconds
 
 
+def as_moment(name: str, value: Any) -> float:
+    """A finite float >= 0, of virtual time."""
+    moment = _float(value)
+    if not 0 <= moment < math.inf:
+        raise invalid(name, "virtual seconds >= 0", value)
+    return moment
+
+
 def timeout_or_none(name: str, value: Any) -> float | None:
     """Seconds >= 0, also infinity; None is no limit."""
     if value is None:

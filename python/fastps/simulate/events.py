@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fastps._shared.checks import as_seconds, at_least, given, invalid, timeout_or_none
+from fastps._shared.checks import as_moment, as_seconds, at_least, given, invalid
 
-__all__ = ["Event", "Join", "Kill", "Pause", "as_moment", "check_events"]
-
-
-def as_moment(name: str, value: object) -> float:
-    """A finite float >= 0."""
-    moment = timeout_or_none(name, value)
-    if moment is None or moment == math.inf:
-        raise invalid(name, "virtual seconds >= 0", value)
-    return moment
+__all__ = ["Event", "Join", "Kill", "Pause", "check_events"]
 
 
 @dataclass(frozen=True)

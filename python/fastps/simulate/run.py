@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from fastps._shared.checks import as_seconds, at_least, integer, invalid
+from fastps._shared.checks import as_moment, as_seconds, at_least, integer, invalid
 from fastps._shared.types import Array
 from fastps.codecs import Codec
 from fastps.errors import ConfigError
 from fastps.modes import Async, Mode
 from fastps.simulate.durations import Durations, Exponential, times_of
-from fastps.simulate.events import Event, Join, as_moment, check_events
+from fastps.simulate.events import Event, Join, check_events
 from fastps.simulate.plan import Gradient, Plan
 from fastps.simulate.simulation import Simulation
 from fastps.simulate.trace import Trace
