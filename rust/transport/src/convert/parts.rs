@@ -471,7 +471,7 @@ mod tests {
         for (what, spoil) in spoils {
             let mut header = gradient();
             if what == "want_values" {
-                (header.lr, header.scale, header.weight, header.table) = (None, None, None, None);
+                (header.lr, header.scale, header.weight) = (None, None, None);
             }
             spoil(&mut header);
             refused(what, &header, &[0; 67]);
@@ -521,7 +521,7 @@ mod tests {
         }
         let mut rows = pb::Header { parts: vec![part(4, 1)], ..initial };
         table(&mut rows, |table| (table.whole, table.reservations) = (false, vec![8]));
-        refused("does not fit the parts", &rows, &[0; 4]);
+        refused("does not use table", &rows, &[0; 4]);
         for (what, header, payload) in [
             ("elements", header::whole_pulls(TARGET, Read::Values, vec![part(4, 1)]), &[][..]),
             ("differs in length", header::whole_pulls(TARGET, Read::Values, vec![part(4, 0)]), &[0; 4]),
