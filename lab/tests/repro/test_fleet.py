@@ -52,7 +52,9 @@ def test_what_a_kill_costs_is_what_its_versions_come_later() -> None:
         [*before, *((at + 6.0, 1 + at // 2) for at in range(kill, kill + 14))],
         [*before, (kill + 0.5, 1 + kill // 2)],
     )
-    verdict = judge_kill({"present": 4, "versions": {"DiLoCo": quick, "torchft": slow}})
-    assert verdict.holds is True
+    for seen in ({"DiLoCo": quick}, {"DiLoCo": quick, "torchft": slow}):
+        assert judge_kill({"present": 4, "versions": seen}).holds is True
     assert judge_kill({"present": 4, "versions": {"DiLoCo": slow, "torchft": quick}}).holds is False
-    assert judge_kill({"present": 3, "versions": {"DiLoCo": quick, "torchft": slow}}).holds is None
+    few = judge_kill({"present": 3, "versions": {"DiLoCo": quick, "torchft": slow}})
+    assert few.holds is True
+    assert "3 of 4 took part with torchft" in few.measured
