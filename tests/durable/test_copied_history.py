@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from fastps.commands.kit.servers import free_ports
 
 AWS = {"AWS_ACCESS_KEY_ID": "user", "AWS_SECRET_ACCESS_KEY": "hidden-secret", "AWS_REGION": "us-east-1"}
 BUCKETS = itertools.count(1)
-SHAPES = {"a": (300, 3), "b": (17,)}
+SHAPES = {"a": (300, 3), "b": (17,), "c": (5,), "d": (2, 2), "e": (40,)}
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -193,6 +194,33 @@ def test_a_bucket_gives_the_bytes_that_the_folder_gives(
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert f"first bad version: {last // 2}\n" in done.stdout, done.stdout + done.stderr
     assert "of worker 'gpu-" in done.stdout
+
+
+@pytest.mark.parametrize("url", ["file"], indirect=True)
+def test_fifty_moments_of_five_shards_come_back_from_the_bucket(url: str, tmp_path: Path) -> None:
+    had: dict[int, dict[str, np.ndarray]] = {}
+    ports = free_ports(5)
+    addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
+    with serving(5, tmp_path / "data", url, f"127.0.0.1:{ports[0]}"):
+        train(addresses, had, 80, seed=5)
+        until_copied(url, max(had))
+        with fastps.connect(addresses, timeout=60.0) as ps:
+            end = time.monotonic() + 120
+            while not all(copied_history(shard) for shard in ps.stats()["shards"]):
+                assert time.monotonic() < end
+                time.sleep(0.1)
+            assert all(shard["counters"]["slices"] == 1 for shard in ps.stats()["shards"])
+    shutil.rmtree(tmp_path / "data")
+    for version in random.Random(5).sample(sorted(had), 50):
+        with fastps.rewind(url, to=version) as moment:
+            for name, before in had[version].items():
+                assert moment.pull(name).tobytes() == before.tobytes(), (version, name)
+
+
+def copied_history(shard: dict[str, Any]) -> int:
+    """Bytes of a shard's history in the bucket, by its counters."""
+    assert shard["counters"]["history_copies_failed"] == 0
+    return shard["counters"]["history_copied_bytes"]
 
 
 def test_a_server_killed_while_it_copies_leaves_what_can_be_read(url: str, tmp_path: Path) -> None:

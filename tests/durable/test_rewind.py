@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +92,23 @@ def test_any_version_comes_back_on_any_number_of_shards(
         assert main(["rewind", str(folder), *arguments, "--out", str(tmp_path / "none")]) == 1
         assert why in capfd.readouterr().err
         assert not (tmp_path / "none").exists()
+
+
+def test_a_time_of_day_is_the_last_one_of_the_history(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with (
+        fastps.serve(data_dir=data, keep_history=HISTORY) as server,
+        fastps.connect(server.address_list, ack="logged") as ps,
+    ):
+        ps.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
+        ps.push({"w": np.ones(2, np.float32)})
+        time.sleep(2.5)
+        ps.push({"w": np.ones(2, np.float32)})
+        between = time.gmtime(time.time() - 0.5)
+    for clock in (time.strftime("%H:%M:%S", between), time.strftime("%Y-%m-%dT%H:%M:%SZ", between)):
+        out = tmp_path / clock
+        assert main(["rewind", str(data), "--to-time", clock, "--out", str(out)]) == 0
+        assert values(out)["w"].tolist() == [-1.0, -1.0]
 
 
 def test_consistent_snapshots_come_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,8 @@ OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     data = tmp_path_factory.mktemp("data")
-    kept = "--data-dir", str(data), "--copy-to", (data / "copies").as_uri(), "--keep-history", "1MiB"
+    kept = ["--data-dir", str(data), "--copy-to", (data / "copies").as_uri()]
+    kept += ["--keep-history", "1MiB", "--copy-history"]
     with serving("--shards", "2", *kept) as one:
         yield one
 
@@ -57,6 +58,7 @@ def test_every_counter_is_a_metric_and_equals_that_of_stats(served: Served) -> N
         "snapshot_age_s",
         "copy_age_s",
         "history_bytes",
+        "history_copied_bytes",
         "snapshot",
         "copy",
         "pulls",

@@ -14,8 +14,8 @@ use fastps_server::human::size;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+use time::{OffsetDateTime, Time};
 
 /// Show what the data directory DIR can be rewound to: versions, times, and the pushes of each worker. It reads
 /// the whole log that is kept; servers may be running. DIR may be the URL of a bucket with copies of the history.
@@ -44,9 +44,9 @@ pub(crate) struct RewindArgs {
     /// A version, of all tensors or of one; others are as of when that one reached it.
     #[arg(long, value_name = "[TENSOR=]VERSION", value_parser = version)]
     to: Option<Moment>,
-    /// A time, such as 2026-01-31T14:03:00Z, or in seconds since 1970.
-    #[arg(long, value_name = "TIME", value_parser = moment_of_time)]
-    to_time: Option<Moment>,
+    /// A time, such as 2026-01-31T14:03:00Z, or in seconds since 1970; 14:03 is the last one of the history, in UTC.
+    #[arg(long, value_name = "TIME", value_parser = when)]
+    to_time: Option<When>,
     /// Right after a push: the name of a worker, or its number, and the number of its push.
     #[arg(long, value_name = "WORKER:PUSH")]
     to_push: Option<String>,
@@ -75,15 +75,63 @@ fn version(text: &str) -> Result<Moment, String> {
     Ok(tensor.map_or(Moment::Version(version), |tensor| Moment::Tensor(tensor.into(), version)))
 }
 
-fn moment_of_time(text: &str) -> Result<Moment, String> {
+/// A time as people write it, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    /// Since 1970.
+    Time(u64),
+    /// Since midnight in UTC, on the last day on which the history has that time.
+    OfDay(u64),
+}
+
+const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+
+impl When {
+    /// `last`: the last time of the history, in milliseconds since 1970.
+    fn time(self, last: u64) -> u64 {
+        match self {
+            Self::Time(time) => time,
+            Self::OfDay(time) => {
+                let today = last - last % DAY_MS + time;
+                if today <= last { today } else { today.saturating_sub(DAY_MS) }
+            }
+        }
+    }
+
+    fn moment(self, place: &PastPlace) -> Result<Moment> {
+        let last = match self {
+            Self::Time(_) => 0,
+            Self::OfDay(_) => {
+                let shards = place.past(|_| ())?.shards;
+                shards.iter().filter_map(|span| Some(span.times?.1)).max().unwrap_or(0)
+            }
+        };
+        Ok(Moment::Time(self.time(last)))
+    }
+}
+
+fn when(text: &str) -> Result<When, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.0..=1e12).contains(seconds));
-    let milliseconds = seconds.map(|seconds| (seconds * 1000.0) as u64).or_else(|| {
+    let date = || {
         let time = OffsetDateTime::parse(text, &Rfc3339).ok()?;
         u64::try_from(time.unix_timestamp_nanos() / 1_000_000).ok()
-    });
-    milliseconds
-        .map(Moment::Time)
-        .ok_or_else(|| format!("{text:?} is not a time: write 2026-01-31T14:03:00Z, or seconds since 1970"))
+    };
+    let since_1970 = seconds.map(|seconds| (seconds * 1000.0) as u64).or_else(date);
+    since_1970.map(When::Time).or_else(|| of_day(text).map(When::OfDay)).ok_or_else(|| {
+        format!("{text:?} is not a time: write 2026-01-31T14:03:00Z, 14:03, or seconds since 1970")
+    })
+}
+
+/// Reads 14:03 or 14:03:20.
+fn of_day(text: &str) -> Option<u64> {
+    let numbers: Vec<u8> = text.split(':').map(|part| part.parse().ok()).collect::<Option<_>>()?;
+    let (hour, minute, second) = match numbers[..] {
+        [hour, minute] => (hour, minute, 0),
+        [hour, minute, second] => (hour, minute, second),
+        _ => return None,
+    };
+    let (hour, minute, second) = Time::from_hms(hour, minute, second).ok()?.as_hms();
+    Some(1000 * (u64::from(second) + 60 * (u64::from(minute) + 60 * u64::from(hour))))
 }
 
 /// Runs `fastps history` and returns the exit status.
@@ -297,11 +345,12 @@ pub(crate) fn rewind(args: impl IntoIterator<Item = OsString>) -> i32 {
     command::run(args, |args: RewindArgs| {
         let RewindArgs { dir, to, to_time, to_push, to_mark, to_snapshot, out, shards } = args;
         let place = PastPlace::open(&dir)?;
-        let moment = match (to.or(to_time), to_mark, to_snapshot) {
+        let moment = match (to, to_time, to_mark, to_snapshot) {
             (Some(moment), ..) => moment,
-            (None, Some(name), _) => marked(&place, &name)?,
-            (None, None, Some(number)) => snapshot(&place, number)?,
-            (None, None, None) => push(&place, &to_push.unwrap_or_default())?,
+            (None, Some(time), ..) => time.moment(&place)?,
+            (None, None, Some(name), _) => marked(&place, &name)?,
+            (None, None, None, Some(number)) => snapshot(&place, number)?,
+            (None, None, None, None) => push(&place, &to_push.unwrap_or_default())?,
         };
         let (done, shards) = place.at(&moment, |dir| restored(dir, &out, moment.clone(), shards))?;
         done.notes.iter().for_each(note);
@@ -386,10 +435,25 @@ mod tests {
         HistoryArgs::command().debug_assert();
         assert_eq!(version("48_200"), Ok(Moment::Version(48_200)));
         assert_eq!(version("a=b=7"), Ok(Moment::Tensor("a=b".into(), 7)));
-        assert_eq!(moment_of_time("1970-01-01T00:01:00Z"), Ok(Moment::Time(60_000)));
-        assert_eq!(moment_of_time("1.5"), Ok(Moment::Time(1500)));
-        for wrong in ["", "w=", "yesterday", "-1"] {
-            assert!(version(wrong).is_err() && moment_of_time(wrong).is_err(), "{wrong:?}");
+        assert_eq!(when("1970-01-01T00:01:00Z"), Ok(When::Time(60_000)));
+        assert_eq!(when("1.5"), Ok(When::Time(1500)));
+        assert_eq!(when("14:03"), Ok(When::OfDay(50_580_000)));
+        assert_eq!(when("00:00:59"), Ok(When::OfDay(59_000)));
+        for wrong in ["", "w=", "yesterday", "-1", "24:00", "14:60", "14:3:2:1", "14:"] {
+            assert!(version(wrong).is_err() && when(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_time_of_day_is_the_last_one_of_the_history() {
+        let noon = DAY_MS / 2;
+        for (last, time, expected) in [
+            (9 * DAY_MS + noon, noon, 9 * DAY_MS + noon),
+            (9 * DAY_MS + noon, noon + 1, 8 * DAY_MS + noon + 1),
+            (9 * DAY_MS, 0, 9 * DAY_MS),
+            (noon, noon + 1, 0),
+        ] {
+            assert_eq!(When::OfDay(time).time(last), expected);
         }
     }
 }

@@ -114,7 +114,14 @@ fn history(looks: &Looks) -> Option<String> {
     let counter =
         |name: &'static str| answers(looks).filter_map(move |stats| stats.counters.get(name).copied());
     let (bytes, since) = (counter("history_bytes").sum(), counter("history_since").max()?);
-    Some(format!("history: the last {}, {} on disk", duration(now().saturating_sub(since)), size(bytes)))
+    let copied: Vec<_> = counter("history_copied_bytes").collect();
+    let copied = if copied.is_empty() {
+        String::new()
+    } else {
+        format!(", {} in the bucket", size(copied.iter().sum()))
+    };
+    let span = duration(now().saturating_sub(since));
+    Some(format!("history: the last {span}, {} on disk{copied}", size(bytes)))
 }
 
 /// Groups whose workers wait for each other, and those with workers at different clocks.

@@ -95,6 +95,9 @@ fn of_stats(stats: &ShardStats) -> Vec<String> {
             "copies of snapshots failed; the last is {age} old: check --copy-to and its credentials"
         ));
     }
+    if counter("history_copies_failed") > 0 {
+        found.push("copies of the history failed: check --copy-to and its credentials".to_owned());
+    }
     let behind = counter("log_copy_behind_ms") / 1000;
     if behind >= LATE_COPY_S {
         found.push(format!(
@@ -192,6 +195,7 @@ mod tests {
             (vec![("log_broken", 1), ("log_pending", 2048)], "not durable (2.0 KiB"),
             (vec![("snapshots_failed", 1), ("snapshot_age_s", 600)], "10 min old"),
             (vec![("copies_failed", 1)], "--copy-to"),
+            (vec![("history_copies_failed", 1)], "history failed"),
             (vec![("log_copy_behind_ms", 90_000)], "90 s behind"),
             (vec![("memory_used", 90), ("memory_limit", 100)], "memory is used"),
             (vec![("slices_not_finite", 2)], "NaN"),

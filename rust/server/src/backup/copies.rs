@@ -145,17 +145,11 @@ async fn copy_one(bucket: &Bucket, keep: Keep, shard: &Shard, held: Result<Held>
         Some(log) => snapshot_is_copied(bucket, shard.node.index(), &shard.node.files, log).await,
         None => Ok(()),
     };
-    let history = match &copied {
-        // Other copies never wait for it.
-        Ok(_) if shard.with_history => {
-            copy_history(bucket, shard.node.index(), &shard.node.files, &shard.directory).await
-        }
-        _ => Ok(()),
-    };
-    let (shard, ms) = (shard.node.index(), begin.elapsed().as_millis() as u64);
-    if let Err(error) = history {
-        tracing::error!(shard, %error, "the history is not copied; this is tried again with the next snapshot");
+    // Other copies never wait for it.
+    if copied.is_ok() && shard.with_history {
+        copy_all_history(bucket, shard).await;
     }
+    let (shard, ms) = (shard.node.index(), begin.elapsed().as_millis() as u64);
     match copied {
         Ok(copied) => {
             let (number, bytes, place) = (copied.number, size(copied.bytes), copied.place);
@@ -171,5 +165,14 @@ async fn copy_one(bucket: &Bucket, keep: Keep, shard: &Shard, held: Result<Held>
         Err(error) => {
             tracing::error!(shard, %error, "the snapshot is not copied; the next one will be tried");
         }
+    }
+}
+
+async fn copy_all_history(bucket: &Bucket, shard: &Shard) {
+    let copied = copy_history(bucket, shard.node.index(), &shard.node.files, &shard.directory).await;
+    shard.node.files.count_copied_history(copied.as_ref().ok().copied());
+    if let Err(error) = copied {
+        let shard = shard.node.index();
+        tracing::error!(shard, %error, "the history is not copied; this is tried again with the next snapshot");
     }
 }

@@ -52,6 +52,8 @@ struct Kept {
     snapshots: Made,
     /// Counts of copies, if snapshots are copied.
     copies: Option<Made>,
+    /// The same of the history, if it is copied.
+    history: Option<CopiedHistory>,
     /// How far the log is copied, if it is.
     log_copy: Option<Arc<LogCopy>>,
     /// Whether this server owns its shard, if that is asked.
@@ -71,6 +73,13 @@ pub(crate) struct Times {
     pub(crate) copy: Option<u64>,
     /// Time between automatic snapshots.
     pub(crate) every: Duration,
+}
+
+/// What a bucket has of the history, for the statistics.
+#[derive(Debug, Default)]
+struct CopiedHistory {
+    bytes: AtomicU64,
+    failed: AtomicU64,
 }
 
 /// Counts of snapshots, or of copies, for the statistics.
@@ -141,12 +150,14 @@ impl Files {
         };
         let journal = Journal::open(settings).map_err(|error| error.shard(shard))?;
         let copies = config.copies_to().map(|_| Made::none());
+        let history = config.copy_history.then(CopiedHistory::default);
         let log_copy = config.copy_log.map(|_| Arc::new(LogCopy::new()));
         let (steps, snapshots, writing) = (AtomicU64::new(0), Made::none(), AtomicU64::new(0));
         let deferral = Deferral::none();
         let every = config.snapshot_every;
         let owner = config.owner_lease.map(|_| Arc::new(Ownership::new()));
-        let kept = Kept { journal, steps, snapshots, copies, log_copy, owner, writing, deferral, every };
+        let kept =
+            Kept { journal, steps, snapshots, copies, history, log_copy, owner, writing, deferral, every };
         Ok(Self(Some(Arc::new(kept))))
     }
 
@@ -175,7 +186,8 @@ impl Files {
 
     /// The counters; empty without a data directory.
     pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
-        let Some(Kept { journal, snapshots, copies, log_copy, owner, .. }) = self.0.as_deref() else {
+        let Some(Kept { journal, snapshots, copies, history, log_copy, owner, .. }) = self.0.as_deref()
+        else {
             return Vec::new();
         };
         let [newest, age, failed] = snapshots.counts();
@@ -193,6 +205,10 @@ impl Files {
         if let Some(copies) = copies {
             let [newest, age, failed] = copies.counts();
             counters.extend([("copy", newest), ("copy_age_s", age), ("copies_failed", failed)]);
+        }
+        if let Some(CopiedHistory { bytes, failed }) = history {
+            let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
+            counters.extend([("history_copied_bytes", load(bytes)), ("history_copies_failed", load(failed))]);
         }
         if let Some(copy) = log_copy {
             let behind = copy.behind().as_millis() as u64;
@@ -216,6 +232,15 @@ impl Files {
         let Some(copies) = self.0.as_ref().and_then(|kept| kept.copies.as_ref()) else { return false };
         copies.count(copied.map(|number| (number, now())));
         copies.is_news(copied.is_some())
+    }
+
+    /// Counts the bytes of the history that is copied, or a failed copy.
+    pub(crate) fn count_copied_history(&self, bytes: Option<u64>) {
+        let Some(history) = self.0.as_ref().and_then(|kept| kept.history.as_ref()) else { return };
+        match bytes {
+            Some(bytes) => history.bytes.store(bytes, Ordering::Relaxed),
+            None => drop(history.failed.fetch_add(1, Ordering::Relaxed)),
+        }
     }
 
     /// Progress of the recovery, for people.

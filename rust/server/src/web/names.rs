@@ -157,6 +157,8 @@ pub(super) const SHARD: &[Metric] = &[
         Gauge,
         "Beginning of the history that is kept, as a Unix time",
     ),
+    metric("history_copied_bytes", "history_copied_bytes", Gauge, "Bytes of that history in the bucket"),
+    metric("history_copies_failed", "history_copies_failed", Counter, "Failed attempts to copy the history"),
     metric("copy", "copy", Gauge, "Number of the last snapshot copied; 0: none since the start"),
     metric("copies_failed", "copies_failed", Counter, "Failed attempts to copy a snapshot"),
     metric(

@@ -1,6 +1,6 @@
 //! Copies what a server's history has gained, and removes from the bucket what the history has no room for.
 
-use super::prune::begin;
+use super::prune::{begin, bytes};
 use crate::backup::bucket::Bucket;
 use crate::backup::upload::{remove, send};
 use crate::persistence::Files;
@@ -13,15 +13,16 @@ use object_store::{ObjectStoreExt, PutPayload};
 use std::path::Path as FilePath;
 
 /// Copies the history of the shard whose directory this is. To be called when `latest` names one of its snapshots:
-/// then no other server writes there. Interrupted, it goes on where it was with the next call.
+/// then no other server writes there. Interrupted, it goes on where it was with the next call. Returns the bytes of the
+/// history that the bucket has.
 pub(crate) async fn copy_history(
     bucket: &Bucket,
     shard: u32,
     files: &Files,
     directory: &FilePath,
-) -> Result<()> {
-    let Some(journal) = files.journal() else { return Ok(()) };
-    let Some(kept) = journal.kept_history()? else { return Ok(()) };
+) -> Result<u64> {
+    let Some(journal) = files.journal() else { return Ok(0) };
+    let Some(kept) = journal.kept_history()? else { return Ok(0) };
     copy_kept(bucket, shard, &kept, directory).await
 }
 
@@ -30,7 +31,7 @@ pub(super) async fn copy_kept(
     shard: u32,
     kept: &KeptHistory,
     directory: &FilePath,
-) -> Result<()> {
+) -> Result<u64> {
     let home = bucket.history(shard, &kept.directory);
     let there = bucket.list_history(&home).await?;
     for number in kept.segments.iter().filter(|number| !there.segments.contains_key(number)) {
@@ -62,8 +63,8 @@ async fn copy_snapshot(bucket: &Bucket, home: &Path, held: &Held) -> Result<()> 
     bucket.store.put(&place, manifest).await.map(drop).map_err(|error| bucket.failed("write", &place, &error))
 }
 
-/// Removes what the copied history has no room for, and snapshots that nobody completes.
-async fn prune(bucket: &Bucket, kept: &KeptHistory, home: &Path) -> Result<()> {
+/// Removes what the copied history has no room for, and snapshots that nobody completes. Returns the bytes of the rest.
+async fn prune(bucket: &Bucket, kept: &KeptHistory, home: &Path) -> Result<u64> {
     let there = bucket.list_history(home).await?;
     let begin = begin(&there, kept);
     let older = there.snapshots.values().filter(|stored| stored.snapshot.log < begin);
@@ -77,5 +78,5 @@ async fn prune(bucket: &Bucket, kept: &KeptHistory, home: &Path) -> Result<()> {
         let removed = remove(bucket, [place].into_iter()).await;
         removed.map_err(|error| bucket.failed("remove older history from", home, &error))?;
     }
-    Ok(())
+    Ok(bytes(&there, begin))
 }

@@ -37,7 +37,7 @@ fn connected(listing: &Listing) -> u64 {
 }
 
 /// Bytes of the history from a segment on.
-fn bytes(listing: &Listing, begin: u64) -> u64 {
+pub(super) fn bytes(listing: &Listing, begin: u64) -> u64 {
     let log = listing.segments.range(begin..).map(|(_, segment)| segment.bytes);
     let snapshots = listing.snapshots.values().filter(|stored| stored.snapshot.log >= begin);
     log.chain(snapshots.map(|stored| stored.bytes)).fold(0, u64::saturating_add)

@@ -119,7 +119,7 @@ impl Server {
 
     fn copy(&self, bucket: &Bucket) -> Result<()> {
         let kept = self.journal.kept_history()?.unwrap();
-        block(copy_kept(bucket, 0, &kept, &self.directory))
+        block(copy_kept(bucket, 0, &kept, &self.directory)).map(drop)
     }
 }
 
