@@ -36,6 +36,12 @@ def test_a_reader_that_has_left_ends_it_quietly(options: list[str], env: dict[st
     assert (code, errors) == (0 if env and "--help" in options else 141, "")
 
 
+def test_a_misspelt_command_is_named() -> None:
+    code, errors = outcome([*FASTPS, "rum"], subprocess.DEVNULL)
+    assert code == 2
+    assert "did you mean run?" in errors, "rm, which removes tensors, is as many letters away"
+
+
 def test_help_is_no_failure() -> None:
     assert outcome([*FASTPS, "demo", "--help"], subprocess.DEVNULL) == (0, "")
 

@@ -38,11 +38,7 @@ def ago(seconds: float | None) -> str:
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """Returns the name that a misspelt one most likely means, ignoring case; None if there is none."""
-    import difflib  # slow to import, and needed only for errors
-
-    known = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(name.lower(), known, 1)
-    return known[near[0]] if near else None
+    return _fastps.nearest(name, list(names))
 
 
 def hint(name: str, names: Iterable[str], form: str = '"{}"') -> str | None:

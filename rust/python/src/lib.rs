@@ -53,7 +53,7 @@ mod _fastps {
     #[pymodule_export]
     use super::results::versions::Versions;
     #[pymodule_export]
-    use super::server::{Server, command_cli, connect, described, printable, serve_cli};
+    use super::server::{Server, command_cli, connect, described, nearest, printable, serve_cli};
     #[pymodule_export]
     use super::settings::codec::check_codec;
     #[pymodule_export]

@@ -192,6 +192,12 @@ pub(crate) fn printable(text: &str) -> String {
     text::printable(text)
 }
 
+/// The name that a misspelt one most likely means.
+#[pyfunction]
+pub(crate) fn nearest(name: &str, names: Vec<String>) -> Option<String> {
+    text::nearest(name, names.iter().map(String::as_str)).map(str::to_owned)
+}
+
 /// Runs a command of the command line in Rust, such as ``status``; returns the exit status.
 #[pyfunction]
 pub(crate) fn command_cli(py: Python<'_>, command: &str, args: Vec<OsString>) -> PyResult<i32> {

@@ -2,6 +2,7 @@
 //! does not show as it is, escaped.
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::fmt::Write as _;
 
 /// Longer names, in letters, and more names are not compared: an error must not take long.
@@ -87,9 +88,14 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     let most = given.len().div_ceil(3);
     let apart = known.into_iter().take(MOST_NAMES).filter_map(|known| {
         let other = letters(known);
-        (other.len().abs_diff(given.len()) <= most).then(|| (edits(&given, &other), known))
+        let begin = given.iter().zip(&other).take_while(|(a, b)| a == b).count();
+        (other.len().abs_diff(given.len()) <= most).then(|| (edits(&given, &other), Reverse(begin), known))
     });
-    apart.filter(|(edits, _)| *edits <= most).min_by_key(|(edits, _)| *edits).map(|(_, known)| known)
+    // Of several as near, the one with the longest begin in common.
+    apart
+        .filter(|(edits, ..)| *edits <= most)
+        .min_by_key(|(edits, begin, _)| (*edits, *begin))
+        .map(|near| near.2)
 }
 
 /// The number of letters to insert, delete or replace (Levenshtein).
@@ -147,6 +153,9 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(nearest(given, known), expected, "{given}");
+        }
+        for known in [["rm", "run"], ["run", "rm"]] {
+            assert_eq!(nearest("rum", known), Some("run"), "both are one letter away");
         }
         assert_eq!(nearest(&"x".repeat(1024), ["x"]), None);
     }
