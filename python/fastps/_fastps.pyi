@@ -182,7 +182,9 @@ class BoundList:
     def names(self) -> list[str]: ...
 
 @final
-class Exchange: ...
+class Exchange:
+    @property
+    def is_far(self) -> bool: ...
 
 @final
 class LocalSteps:

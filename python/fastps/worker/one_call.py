@@ -20,7 +20,8 @@ __all__ = ["OneCall"]
 class OneCall:
     """Pushes and fetches in one call, where the mode lets the values follow at once.
 
-    In modes that wait for others, only a step that has to wait needs more calls.
+    In modes that wait for others, only a step that has to wait long needs more calls. With servers it is the
+    call that is one: it pushes, and pulls behind the push, or once the others have been waited for.
 
     Args:
         common: The parts of the worker.
@@ -59,41 +60,51 @@ class OneCall:
         if self._arrays is None or not self._pushes.idle or type(grads) is not dict:
             return False
         groups: list[str] = []
-        flight = None
+        push = None
+        taken = False
         try:
+            told = self._together.begin_at_once()
             if mode.waits_for_others:
-                told = self._together.begin_at_once()
                 if told is None:
                     return False
-                if mode.shares_versions:  # whose versions are what it waits for
-                    flight = self._pushes.about_to_push(grads)
-                else:
+                if not mode.shares_versions:  # whose versions are what it waits for
                     groups = told
+            if mode.shares_versions or self._arrays.is_far:  # the push may outlast the call
+                push = self._pushes.about_to_push(grads)
             one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
             settings = _fastps.PushSettings(
                 None, one, None, self._fetches.installed, None, mode.correction, None, note
             )
+            flight = None if push is None else push.flight
             done = self._native.exchange(self._arrays, grads, rates, settings, threads, groups, flight)
-            if flight is not None and not flight.begun:
+            if push is not None and not push.flight.begun:
                 self._pushes.forget_unsent()
             if done is None:
                 return False
-            self._tally.steps += 1
-            self._pushes.lr, self._tally.acknowledged = lr, NOTHING
+            taken = True
+            self._take(lr)
             receipts, versions, failed, behind = done
             if versions is not None:
                 self._fetches.installed = versions
             if receipts is not None:
-                self._pushes.acknowledge(receipts.names(), receipts)
+                self._pushes.acknowledge(receipts.names(), receipts, push)
             elif failed is not None:
-                failed = self._pushes.not_applied(dict(grads), failed)
+                failed = self._pushes.not_applied(dict(grads), failed, push)
             if mode.waits_for_others and (versions is None or failed is not None):
                 self._together.end_at_once(mode, receipts is not None, behind, failed)
             elif failed is not None:
                 raise failed
         except BaseException:
+            if push is not None and push.flight.begun and not taken:  # by a signal, while others were awaited
+                self._take(lr)
+                self._together.told(groups)
             if mode.shares_versions:  # the next gradient needs the present one, which may not be noted
                 with contextlib.suppress(FastpsError):  # the error is the one to see
                     self._fetches.now()
             raise
         return True
+
+    def _take(self, lr: Rates) -> None:
+        """Counts the step."""
+        self._tally.steps += 1
+        self._pushes.lr, self._tally.acknowledged = lr, NOTHING

@@ -32,7 +32,7 @@ from fastps.worker.gradients import Gradient, Gradients, check, finite
 from fastps.worker.tally import Tally
 from fastps.worker.unapplied import Returned, Unapplied, overflowed
 
-__all__ = ["LISTS", "Elsewhere", "Pushes", "Refused"]
+__all__ = ["LISTS", "Elsewhere", "Noted", "Pushes", "Refused"]
 
 #: Maximum number of bound lists, one for each set of tensors that was pushed or stepped locally.
 LISTS = 32
@@ -42,7 +42,7 @@ Refused = (NonFiniteError, ShapeError, DTypeError, ConfigError, FrameError)
 
 
 @dataclass(frozen=True, eq=False)
-class _Push:
+class Noted:
     """A push, and the gradients that it reads.
 
     It is noted before it begins. An exception may arrive between any two instructions (Ctrl-C, the handler of
@@ -100,7 +100,7 @@ class _Batch:
         self._rest = {name: gradient for name, gradient in grads.items() if gradient is not None}
         #: Contents of the sum, before the gradients joined it, by tensor.
         self._undo: dict[str, Gradient | None] = {}
-        self.pushes: list[_Push] = []
+        self.pushes: list[Noted] = []
         self.refused: set[str] = set()
 
     def join_sum(self, in_place: Callable[[Any], bool]) -> None:
@@ -183,9 +183,9 @@ class Pushes:
         self._filling = 0  # which sum
         self._pushed: int | None = None  # which sum pushes were last taken from
         self._begun: set[str] = set()
-        self._under_way: list[_Push] = []
+        self._under_way: list[Noted] = []
         #: The push that failed last and its unapplied gradients, until the sum has them.
-        self._returned: tuple[_Push | None, Returned] | None = None
+        self._returned: tuple[Noted | None, Returned] | None = None
         self._unapplied = Unapplied(params, tally, self._feedback is not None, native.timeout)
         self._doubts = self._unapplied.doubts
         #: Keeps residuals of gradients that arrive encoded; None: no one does.
@@ -323,18 +323,22 @@ class Pushes:
             raise
         self.sum.local_steps = 0
 
-    def about_to_push(self, gradients: dict[str, Any]) -> _fastps.PushFlight:
+    def about_to_push(self, gradients: dict[str, Any]) -> Noted:
         """Notes a push that is about to be made; the next call of `finish` waits for it if it has begun."""
-        push = _Push(gradients)
+        push = Noted(dict(gradients))
         self._under_way.append(push)
-        return push.flight
+        return push
 
     def forget_unsent(self) -> None:
         """Forgets pushes that were noted and have not begun."""
         self._under_way = [push for push in self._under_way if push.flight.begun]
 
-    def acknowledge(self, names: tuple[str, ...], native: _fastps.Receipts) -> None:
-        """Counts the receipts of a push of whole gradients."""
+    def acknowledge(
+        self, names: tuple[str, ...], native: _fastps.Receipts, push: Noted | None = None
+    ) -> None:
+        """Counts the receipts of a push of whole gradients, which may have been noted."""
+        if push is not None:
+            self._under_way.remove(push)
         receipts = Receipts(native)
         self._tally.acknowledge(names, receipts)
         if self._feedback is not None:
@@ -383,7 +387,7 @@ class Pushes:
     def _send(self, planned: _Planned, batch: _Batch) -> None:
         """Sends gradients of one kind: whole ones, which are bound, or rows. They leave the sum."""
         some, settings, bound = planned
-        push = _Push(some)
+        push = Noted(some)
         batch.pushes.append(push)
         self._under_way.append(push)
         # With `Sync`, the version of each slice waits for the rows of every worker, even if there are none.
@@ -484,7 +488,7 @@ class Pushes:
             raise failed
 
     def _end(
-        self, push: _Push, wait: Callable[[_fastps.PushFlight], _fastps.Receipts | None] | None = None
+        self, push: Noted, wait: Callable[[_fastps.PushFlight], _fastps.Receipts | None] | None = None
     ) -> FastpsError | None:
         """Waits for a push; returns its error, unless slices were too stale and nothing else failed."""
         try:
@@ -516,11 +520,17 @@ class Pushes:
                 self.turn()
             self.rest()
 
-    def not_applied(self, gradients: dict[str, Any], error: FastpsError) -> FastpsError | None:
-        """Keeps what a failed push has not applied; None if slices were too stale and nothing else failed."""
-        return self._take_back(None, self._unapplied.of(gradients, error))
+    def not_applied(
+        self, gradients: dict[str, Any], error: FastpsError, push: Noted | None = None
+    ) -> FastpsError | None:
+        """Keeps what a failed push, which may have been noted, has not applied.
 
-    def _take_back(self, push: _Push | None, returned: Returned) -> FastpsError | None:
+        Returns:
+            The error; None if slices were too stale and nothing else failed.
+        """
+        return self._take_back(push, self._unapplied.of(gradients, error))
+
+    def _take_back(self, push: Noted | None, returned: Returned) -> FastpsError | None:
         """Adds unapplied gradients to the sum; `_repair` completes it after an interruption."""
         self._returned = push, returned
         self._under_way = [other for other in self._under_way if other is not push]

@@ -61,6 +61,10 @@ class Together:
         self.thread = threading.get_ident()
         return None if self._idle or self.reported else self._groups.to_report
 
+    def told(self, groups: list[str]) -> None:
+        """Notes groups that a step may have been reported to: the next one waits for its turn there."""
+        self._groups.reported(groups)
+
     def end_at_once(self, mode: Mode, applied: bool, behind: list[str], failed: FastpsError | None) -> None:
         """Ends a step of one call that waits still, or whose push has failed; raises the error.
 

@@ -119,8 +119,14 @@ impl PushTensors for Client {
     }
 
     fn push_async(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>> {
+        let ticket = self.begin_push(gradients, options)?;
+        self.driver.nudge();
+        Ok(ticket)
+    }
+
+    fn begin_push(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>> {
         let call = self.start_push(&gradients, &options, None)?;
-        self.leave_alone(&call);
+        self.deadlines.watch(&call.call);
         Ok(Arc::new(PushTicket { shared: self.shared.clone(), call, names: names(&gradients) }))
     }
 
@@ -293,6 +299,10 @@ impl ParameterServer for Client {
 
     fn lost(&self) -> Vec<Lost> {
         self.shared.lost.ask()
+    }
+
+    fn has_lost(&self) -> bool {
+        self.shared.lost.any()
     }
 
     fn known_tensors(&self) -> usize {

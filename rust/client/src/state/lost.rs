@@ -52,7 +52,7 @@ impl Losses {
 
     /// Fails once if anything was lost. The failing call has done nothing yet.
     pub(crate) fn raise(&self) -> Result<()> {
-        if !self.any.load(Ordering::Acquire) || self.asked_for.load(Ordering::Relaxed) {
+        if !self.any() || self.asked_for.load(Ordering::Relaxed) {
             return Ok(());
         }
         let lost = self.take();
@@ -63,6 +63,11 @@ impl Losses {
     pub(crate) fn ask(&self) -> Vec<Lost> {
         self.asked_for.store(true, Ordering::Relaxed);
         self.take()
+    }
+
+    /// Returns whether there are unreported losses.
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
     }
 
     fn take(&self) -> Vec<Lost> {

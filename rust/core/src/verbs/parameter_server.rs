@@ -40,6 +40,10 @@ pub trait ParameterServer:
     fn lost(&self) -> Vec<Lost> {
         Vec::new()
     }
+    /// Returns whether [`lost`](Self::lost) has something to report.
+    fn has_lost(&self) -> bool {
+        false
+    }
     /// The number of tensors that are known here, without asking a server.
     fn known_tensors(&self) -> usize;
     /// For each server: its address, and how it is reached and why. Empty in process.

@@ -19,6 +19,10 @@ pub trait PushTensors: Send + Sync {
     /// Pushes without waiting for the result: the call checks the gradients and queues them before it
     /// returns.
     fn push_async(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>>;
+    /// As [`PushTensors::push_async`], for a caller that waits at once: no other thread is woken for it.
+    fn begin_push(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>> {
+        self.push_async(gradients, options)
+    }
     /// Pushes and pulls the same tensors; the pulled values include the push.
     fn push_pull(
         &self,

@@ -1,8 +1,11 @@
-//! A worker's step on a store of this process: gradients go in and values come out in one call.
+//! A worker's step in one call: gradients go in and values come out. Here on a store of this process;
+//! `far_exchange` has the servers.
 
+use super::far_exchange::Far;
 use super::flight::{PushFlight, Unread};
 use super::settings::PushSettings;
 use super::{Client, Shared};
+use crate::arguments::text;
 use crate::arrays::buffer::{Access, Borrowed, borrow, glance, is_plain, try_borrow};
 use crate::call::{self, Here};
 use crate::codecs::ErrorFeedback;
@@ -10,7 +13,6 @@ use crate::errors::{self, OrRaise};
 use crate::openmp::Threads;
 use crate::results::failure::raise_push;
 use crate::results::{Names, Receipts, Versions};
-use crate::settings::codec::read_codec;
 use fastps_core::codec::Codec;
 use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind};
@@ -30,66 +32,86 @@ use std::time::Duration;
 type By<'a> = (&'a Store, Option<&'a Threads>);
 
 /// Receipts, versions of the installed values, the failure, and the groups where the step was reported but may
-/// not end yet. All are missing if a policy holds the push, whose flight has begun.
+/// not end yet. All are missing if the push, whose flight has begun, waits for those of others.
 pub(super) type Outcome = (Option<Receipts>, Option<Versions>, Option<Py<PyBaseException>>, Vec<String>);
 
 /// What waits for other workers in a step.
 pub(super) struct Together<'a> {
     /// Groups where the step is reported before values are pulled.
     pub(super) groups: Vec<String>,
-    /// Begins if a policy holds the push; without one, the exchange waits.
+    /// With servers, begins with the push; with a store, if a policy holds it. Without one, the exchange waits.
     pub(super) flight: Option<&'a PushFlight>,
     pub(super) unread: &'a Arc<Unread>,
 }
 
-/// A worker's tensors in a store of this process, and the targets of their values: looked up and pinned once.
+/// Where a worker's tensors are.
+#[derive(Debug)]
+pub(super) enum Place {
+    Store(Tensors),
+    Servers(Far),
+}
+
+/// A worker's tensors and the targets of their values: looked up and pinned once.
 #[pyclass(frozen, module = "fastps._fastps", name = "Exchange")]
 #[derive(Debug)]
 pub(crate) struct Exchange {
     server: Here<Shared>,
-    names: Names,
-    tensors: Tensors,
-    targets: Vec<Borrowed>,
-    codec: Option<Codec>,
+    pub(super) names: Names,
+    pub(super) place: Place,
+    pub(super) targets: Arc<Vec<Borrowed>>,
+    pub(super) codec: Option<Codec>,
     feedback: Option<Py<ErrorFeedback>>,
     /// Addresses of the targets, ascending; none overlap.
     spans: Vec<Range<usize>>,
     elements: usize,
 }
 
+/// The targets of a worker's values, and its tensors in a store; `None` if targets are of a wrong type.
+pub(super) fn in_process(
+    py: Python<'_>,
+    store: &Store,
+    params: &Bound<'_, PyDict>,
+) -> PyResult<Option<(Vec<Borrowed>, Place)>> {
+    let (mut names, mut targets) = (Vec::with_capacity(params.len()), Vec::with_capacity(params.len()));
+    for (name, array) in params {
+        let name = text(&name, "name")?;
+        targets.push(borrow(&array, name, Access::Write)?);
+        names.push(Arc::<str>::from(name));
+    }
+    let all: Vec<_> = names.into_iter().zip(targets.iter().map(Borrowed::shape)).collect();
+    let tensors = store.exchange_of(&all).or_raise(py)?;
+    let fitted = targets.into_iter().zip(tensors.dtypes()).map(|(target, dtype)| target.for_values_of(dtype));
+    Ok(fitted.collect::<Option<Vec<_>>>().map(|targets| (targets, Place::Store(tensors))))
+}
+
+#[pymethods]
+impl Exchange {
+    /// True if the tensors are on servers.
+    #[getter]
+    fn is_far(&self) -> bool {
+        matches!(self.place, Place::Servers(_))
+    }
+}
+
 impl Exchange {
     /// `None` if targets share memory: the order in which they are filled would matter.
     pub(super) fn new(
-        py: Python<'_>,
         server: &Shared,
-        store: &Store,
         params: &Bound<'_, PyDict>,
-        codec: Option<&Bound<'_, PyAny>>,
+        targets: Vec<Borrowed>,
+        place: Place,
+        codec: Option<Codec>,
         feedback: Option<Py<ErrorFeedback>>,
-    ) -> PyResult<Option<Self>> {
-        let codec = codec.map(|codec| read_codec(Some(codec))).transpose()?;
-        let (mut names, mut targets) = (Vec::with_capacity(params.len()), Vec::with_capacity(params.len()));
-        for (name, array) in params {
-            let name = name.cast_into::<PyString>()?;
-            targets.push(borrow(&array, name.to_str()?, Access::Write)?);
-            names.push(name.unbind());
-        }
-        let all = names
-            .iter()
-            .zip(&targets)
-            .map(|(name, target)| Ok((Arc::from(name.bind(py).to_str()?), target.shape())));
-        let tensors = store.exchange_of(&all.collect::<PyResult<Vec<_>>>()?).or_raise(py)?;
-        let fitted =
-            targets.into_iter().zip(tensors.dtypes()).map(|(target, dtype)| target.for_values_of(dtype));
-        let Some(targets) = fitted.collect::<Option<Vec<_>>>() else { return Ok(None) };
+    ) -> Option<Self> {
         let mut spans: Vec<_> = targets.iter().map(Borrowed::addresses).collect();
         spans.sort_unstable_by_key(|span| span.start);
         if spans.windows(2).any(|pair| pair[0].end > pair[1].start) {
-            return Ok(None);
+            return None;
         }
         let elements = targets.iter().map(Borrowed::len).sum();
-        let (server, names) = (Here::new("worker", server.clone()), Arc::new(names));
-        Ok(Some(Self { server, names, tensors, targets, codec, feedback, spans, elements }))
+        let names = params.keys().iter().filter_map(|name| Some(name.cast_into::<PyString>().ok()?.unbind()));
+        let (server, names) = (Here::new("worker", server.clone()), Arc::new(names.collect()));
+        Some(Self { server, names, place, targets: Arc::new(targets), codec, feedback, spans, elements })
     }
 
     pub(super) fn is_of(&self, py: Python<'_>, server: &Shared) -> PyResult<bool> {
@@ -97,7 +119,10 @@ impl Exchange {
     }
 
     /// The gradient of each tensor; `None` if one is of another tensor, or if there are none.
-    fn given<'py>(&self, gradients: &Bound<'py, PyDict>) -> PyResult<Option<Vec<Option<Bound<'py, PyAny>>>>> {
+    pub(super) fn given<'py>(
+        &self,
+        gradients: &Bound<'py, PyDict>,
+    ) -> PyResult<Option<Vec<Option<Bound<'py, PyAny>>>>> {
         let (mut given, mut left) = (Vec::with_capacity(self.names.len()), gradients.len());
         for name in self.names.iter() {
             let gradient = gradients.get_item(name)?;
@@ -107,7 +132,7 @@ impl Exchange {
         Ok((left == 0 && !gradients.is_empty()).then_some(given))
     }
 
-    fn rates(&self, rates: &Bound<'_, PyDict>) -> PyResult<Vec<Option<f64>>> {
+    pub(super) fn rates(&self, rates: &Bound<'_, PyDict>) -> PyResult<Vec<Option<f64>>> {
         let of = |name: &Py<PyString>| rates.get_item(name)?.map(|rate| rate.extract()).transpose();
         self.names.iter().map(of).collect()
     }
@@ -191,6 +216,7 @@ impl Exchange {
         rates: &[Option<f64>],
         together: &Together<'_>,
     ) -> Option<(Done, Vec<String>)> {
+        let Place::Store(tensors) = &self.place else { return None };
         if gradients.iter().flatten().any(|gradient| self.is_filled(gradient.values)) {
             return None;
         }
@@ -215,7 +241,7 @@ impl Exchange {
             before_pull: (!together.groups.is_empty()).then_some(&report as &(dyn Fn() -> bool + Sync)),
             leaves_held: together.flight.is_some(),
         };
-        let mut done = store.exchange(&self.tensors, gradients, options, how, &take).ok()?;
+        let mut done = store.exchange(tensors, gradients, options, how, &take).ok()?;
         if let (false, Done::Done(exchanged)) = (fit.into_inner(), &mut done) {
             exchanged.versions = Some(Err(Error::new(Kind::Internal, "a tensor does not fit its array")));
         }
@@ -223,7 +249,7 @@ impl Exchange {
     }
 
     /// Returns whether a gradient overlaps the targets, which are filled while gradients are still read.
-    fn is_filled(&self, gradient: View<'_>) -> bool {
+    pub(super) fn is_filled(&self, gradient: View<'_>) -> bool {
         let Range { start, end } = gradient.bytes().as_ptr_range();
         let next = self.spans.partition_point(|span| span.end <= start as usize);
         self.spans.get(next).is_some_and(|span| span.start < end as usize)
@@ -255,7 +281,7 @@ impl Exchange {
     }
 
     /// The names of the pushed tensors.
-    fn names_of(&self, py: Python<'_>, given: &[Option<Bound<'_, PyAny>>]) -> Names {
+    pub(super) fn names_of(&self, py: Python<'_>, given: &[Option<Bound<'_, PyAny>>]) -> Names {
         if given.iter().all(Option::is_some) {
             return self.names.clone();
         }

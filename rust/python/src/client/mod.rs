@@ -3,6 +3,7 @@
 
 mod assign;
 mod exchange;
+mod far_exchange;
 mod flight;
 mod portion;
 mod pull;
@@ -388,16 +389,24 @@ impl Client {
         feedback: Option<Py<ErrorFeedback>>,
     ) -> PyResult<Option<Exchange>> {
         let server = self.enter(py)?;
-        let new = |store: &Arc<Store>| Exchange::new(py, server, store, params, codec, feedback);
-        self.local.as_ref().map_or(Ok(None), new)
+        let codec = codec.map(|codec| read_codec(Some(codec))).transpose()?;
+        let (targets, place) = match &self.local {
+            Some(store) => match exchange::in_process(py, store, params)? {
+                Some(both) => both,
+                None => return Ok(None),
+            },
+            None => self.over_servers(py, server, params)?,
+        };
+        Ok(Exchange::new(server, params, targets, place, codec, feedback))
     }
 
     /// Pushes gradients, of some tensors or of all, with rates by name if they differ, reports the step to
     /// `groups`, and pulls everything into the worker's arrays. Returns receipts, versions, a failure after the
     /// checks, and the groups where the step was reported but others are still behind, so that nothing was
     /// pulled; None if nothing was done, because something is wrong or unusual. `threads`: how many threads
-    /// torch has, which then do the work; 0: the store's own do. `flight`: begins if a policy holds the push;
-    /// then everything else is missing.
+    /// torch has, which then do the work; 0: the store's own do. `flight`: with servers it begins with the
+    /// push; with a store, if a policy holds the push. If others are waited for and the push is not done soon,
+    /// everything else is missing.
     #[allow(clippy::too_many_arguments)]
     fn exchange(
         &self,
@@ -410,17 +419,24 @@ impl Client {
         groups: Vec<String>,
         flight: Option<PyRef<'_, PushFlight>>,
     ) -> PyResult<Option<Outcome>> {
-        let server = self.enter(py)?;
-        let options = list.options(py, self, settings)?;
-        let team = Threads::of_torch(threads);
-        let together = Together { groups, flight: flight.as_deref(), unread: &self.unread };
-        let waits = self.waits.load(Ordering::Relaxed) && together.flight.is_none();
-        match self.local.as_ref().filter(|_| !waits) {
-            Some(store) if list.is_of(py, server)? => {
-                list.step(py, (store, team.as_ref()), gradients, &options, rates, &together)
-            }
-            _ => Ok(None),
+        if self.closed.load(Ordering::Relaxed) {
+            return Ok(None);
         }
+        let server = self.enter(py)?;
+        if !list.is_of(py, server)? {
+            return Ok(None);
+        }
+        let options = list.options(py, self, settings)?;
+        let together = Together { groups, flight: flight.as_deref(), unread: &self.unread };
+        let Some(store) = &self.local else {
+            let waits = self.waits.load(Ordering::Relaxed) || !together.groups.is_empty();
+            return list.step_far(py, server, gradients, options, rates, &together, waits);
+        };
+        if self.waits.load(Ordering::Relaxed) && together.flight.is_none() {
+            return Ok(None);
+        }
+        let team = Threads::of_torch(threads);
+        list.step(py, (store, team.as_ref()), gradients, &options, rates, &together)
     }
 
     #[pyo3(signature = (name, out, view, timeout, codec=None))]
@@ -449,7 +465,7 @@ impl Client {
             Ok((value, into, options))
         };
         let (_, (value, into, options)) = self.specs_for(py, server, &names, end, into)?;
-        let versions = pull_into(py, server, (&names[..], &options), vec![into], end.left())?;
+        let versions = pull_into(py, server, (&names[..], &options), Arc::new(vec![into]), end.left())?;
         Ok((value, versions))
     }
 
@@ -468,7 +484,7 @@ impl Client {
         let names = names.0;
         let into = |specs: &[Arc<TensorSpec>]| reading.targets(py, specs, out);
         let (_, (values, targets, options)) = self.specs_for(py, server, &names, end, into)?;
-        let versions = pull_into(py, server, (&names[..], &options), targets, end.left())?;
+        let versions = pull_into(py, server, (&names[..], &options), Arc::new(targets), end.left())?;
         Ok((values, versions))
     }
 

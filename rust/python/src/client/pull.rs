@@ -69,10 +69,21 @@ fn is_not_known_yet(error: &Error) -> bool {
 pub(super) fn pull_into(
     py: Python<'_>,
     server: &Shared,
-    (names, options): (&[Arc<str>], &PullOptions),
-    targets: Vec<Borrowed>,
+    asked: (&[Arc<str>], &PullOptions),
+    targets: Arc<Vec<Borrowed>>,
     timeout: Duration,
 ) -> PyResult<Versions> {
+    try_pull_into(py, server, asked, targets, timeout)?
+}
+
+/// As [`pull_into`]; the outer error is that of a caller that no longer waits.
+pub(super) fn try_pull_into(
+    py: Python<'_>,
+    server: &Shared,
+    (names, options): (&[Arc<str>], &PullOptions),
+    targets: Arc<Vec<Borrowed>>,
+    timeout: Duration,
+) -> PyResult<PyResult<Versions>> {
     fill(py, targets, |waiting| server.pull_as(names, options, timeout, waiting))
 }
 
@@ -84,18 +95,19 @@ pub(super) fn pull_rows_into(
     targets: Vec<Borrowed>,
     timeout: Duration,
 ) -> PyResult<Versions> {
-    fill(py, targets, |waiting| server.pull_rows(rows, timeout, waiting))
+    fill(py, Arc::new(targets), |waiting| server.pull_rows(rows, timeout, waiting))?
 }
 
 fn fill(
     py: Python<'_>,
-    targets: Vec<Borrowed>,
+    targets: Arc<Vec<Borrowed>>,
     pull: impl FnOnce(&mut Waiting) -> Result<verbs::Versions, Error> + Send,
-) -> PyResult<Versions> {
+) -> PyResult<PyResult<Versions>> {
     let mut waiting = Waiting::new(py, Filler::new(targets), None)?;
     let versions = py.detach(|| pull(&mut waiting));
     let complete = waiting.end()?;
     sweep(py);
-    let versions = versions.or_raise(py)?;
-    if complete { Ok(Versions(Arc::new(versions))) } else { Err(reshaped(py)) }
+    Ok(versions
+        .or_raise(py)
+        .and_then(|versions| if complete { Ok(Versions(Arc::new(versions))) } else { Err(reshaped(py)) }))
 }

@@ -150,7 +150,7 @@ impl Client {
         let tensors: Vec<Arc<str>> = gradients.iter().map(|g| g.name.clone()).collect();
         let into = |specs: &[Arc<TensorSpec>]| targets(py, specs, |_, spec, _| spec.dtype, out);
         let (_, (values, targets)) = self.specs_for(py, server, &tensors, end, into)?;
-        let mut waiting = Waiting::new(py, Filler::new(targets), turn)?;
+        let mut waiting = Waiting::new(py, Filler::new(Arc::new(targets)), turn)?;
         options.timeout = end.left();
         let result = py.detach(|| server.push_pull(&gradients, &options, &mut waiting));
         let complete = waiting.end()?;

@@ -175,7 +175,7 @@ impl PyVectorSpaces {
         let specs = py.detach(find).or_raise(py)?;
         let (values, targets) = targets(py, &specs, |_, spec, _| spec.dtype, out)?;
         let pull = VectorPull { space: SpaceId(space), vector, batch };
-        let mut waiting = Waiting::new(py, Filler::new(targets), None)?;
+        let mut waiting = Waiting::new(py, Filler::new(Arc::new(targets)), None)?;
         let pulled = py.detach(|| server.pull_vector(&pull, end.left(), &mut waiting));
         let complete = waiting.end()?;
         sweep(py);

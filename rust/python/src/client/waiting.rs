@@ -50,14 +50,14 @@ pub(crate) fn reshaped(py: Python<'_>) -> PyErr {
 /// Arrays that a pull fills; tracks whether all of their bytes arrived.
 #[derive(Default)]
 pub(crate) struct Filler {
-    targets: Vec<Borrowed>,
+    targets: Arc<Vec<Borrowed>>,
     /// Bytes of each array that have not arrived yet.
     missing: Vec<usize>,
     misfit: bool,
 }
 
 impl Filler {
-    pub(crate) fn new(targets: Vec<Borrowed>) -> Self {
+    pub(crate) fn new(targets: Arc<Vec<Borrowed>>) -> Self {
         let missing = targets.iter().map(Borrowed::bytes_to_fill).collect();
         Self { targets, missing, misfit: false }
     }
