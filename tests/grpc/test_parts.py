@@ -180,10 +180,25 @@ def test_a_part_is_refused_alone(parts: Parts, fresh_name: FreshName) -> None:
     def unknown(frame: Message) -> None:
         frame.header.parts[0].slice = 12345
 
+    elsewhere = next(entry for entry in parts.entries.values() if entry.placement.shards[0] != shard)
+    other = fresh_name("of another group")
+    spec = client.spec(other, tuple(parts.entries[good[0]].spec.shape))
+    spec.group = "another"
+    client.register(spec, np.zeros(tuple(spec.shape), np.float32))
+
+    def of_another_shard(frame: Message) -> None:
+        frame.header.parts[0].slice = elsewhere.placement.slices[0]
+
+    def of_another_group(frame: Message) -> None:
+        frame.header.parts[0].slice = client.entry(other).placement.slices[0]
+
     cases: list[tuple[str, Callable[[Message], None]]] = [
         ("non_finite", nan),
         ("shape", longer),
         ("unknown_tensor", unknown),
+        ("unknown_tensor", of_another_shard),
+        # Its own shard names the group that it has.
+        ("frame" if client.entry(other).placement.shards[0] == shard else "unknown_tensor", of_another_group),
     ]
     version = 1
     for kind, spoil in cases:
@@ -226,7 +241,8 @@ def test_a_message_is_refused_whole(parts: Parts) -> None:
         return str(answer.header.refusal.kind)
 
     good = parts.push(names, gradients)
-    for spoil in ("sum", "indices", "twice", "short", "many", "answer", "reserved"):
+    spoilt = ("sum", "indices", "twice", "short", "beyond", "far beyond", "rows beyond", "overlapping")
+    for spoil in (*spoilt, "many", "a mebibyte of empty ones", "answer", "reserved"):
         with case(spoil):
             frame = pb.Frame.FromString(good.SerializeToString())
             match spoil:
@@ -238,6 +254,22 @@ def test_a_message_is_refused_whole(parts: Parts) -> None:
                     frame.header.parts.append(frame.header.parts[0])
                 case "short":
                     frame.payload = frame.payload[:-1]
+                case "beyond":  # into what would be the next part's
+                    frame.header.parts[0].elements += 1
+                case "far beyond":
+                    frame.header.parts[0].elements = 2**32 - 1
+                case "rows beyond":
+                    del frame.header.parts[1:]
+                    frame.header.table.whole = False
+                    frame.header.parts[0].count = UNKNOWN
+                case "overlapping":  # two parts would have to share bytes
+                    frame.header.parts[0].elements += 16
+                    frame.header.parts[-1].elements += 16
+                    frame.payload += bytes(64)
+                case "a mebibyte of empty ones":
+                    del frame.header.parts[:]
+                    frame.header.parts.extend(pb.Part() for _ in range((1 << 20) // 3))
+                    frame.payload = b""
                 case "many":
                     frame.header.parts.extend(pb.Part(slice=k) for k in range(1 << 16))
                 case "answer":

@@ -5,6 +5,8 @@ pub mod addressee;
 pub mod bearer;
 mod channel;
 pub mod convert;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod loopback;
 pub mod memory_budget;
 pub mod open_files;
