@@ -2,7 +2,7 @@
 
     python benchmarks/transport.py [--quick] [--only steps,small,...] [--output benchmarks/README.md]
 
-Each part takes one or two minutes, all of them about ten; with `--quick` a few seconds. The tables go to
+Each part takes one or two minutes, all of them about twelve; with `--quick` a few seconds. The tables go to
 standard output and, between the markers of their part, into `--output`.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from data_plane.idle_cpu import idle_cpu
 from data_plane.links import links
+from data_plane.many import many
 from data_plane.mixed import mixed
 from data_plane.others import grpc_clients, others
 from data_plane.overlap import overlap
@@ -33,6 +34,7 @@ PARTS: dict[str, Callable[[bool], list[str]]] = {
     "mixed": mixed,
     "overlap": overlap,
     "links": links,
+    "many": many,
     "idle": idle_cpu,
 }
 
