@@ -180,14 +180,19 @@ def test_a_part_is_refused_alone(parts: Parts, fresh_name: FreshName) -> None:
     def unknown(frame: Message) -> None:
         frame.header.parts[0].slice = 12345
 
-    elsewhere = next(entry for entry in parts.entries.values() if entry.placement.shards[0] != shard)
+    wide = fresh_name("wide")  # more than one shard gets, by its load
+    client.register(
+        client.spec(wide, (4 * encoders.SLICE_LEN,)), np.zeros(4 * encoders.SLICE_LEN, np.float32)
+    )
+    at = client.entry(wide).placement
+    elsewhere = next(slice_id for slice_id, owner in zip(at.slices, at.shards, strict=True) if owner != shard)
     other = fresh_name("of another group")
     spec = client.spec(other, tuple(parts.entries[good[0]].spec.shape))
     spec.group = "another"
     client.register(spec, np.zeros(tuple(spec.shape), np.float32))
 
     def of_another_shard(frame: Message) -> None:
-        frame.header.parts[0].slice = elsewhere.placement.slices[0]
+        frame.header.parts[0].slice = elsewhere
 
     def of_another_group(frame: Message) -> None:
         frame.header.parts[0].slice = client.entry(other).placement.slices[0]

@@ -76,8 +76,7 @@ class Together:
         """
         self._groups.reported(behind)
         self.reported = applied
-        dropped = failed if isinstance(failed, (LeaseError, PartialPush)) else None
-        self.end(mode, failed=dropped)
+        self.end(mode, failed=None if applied else failed)
         if failed is not None:
             raise failed
 
