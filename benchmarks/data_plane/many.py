@@ -44,7 +44,7 @@ def tensors(count: int, floats: int, prefix: str = "t") -> Arrays:
 def counters(ps: fastps.ParameterServer) -> dict[str, int]:
     """Counters of all shards, added up."""
     shards = [shard["counters"] for shard in ps.stats()["shards"]]
-    return {name: sum(int(counted[name]) for counted in shards) for name in shards[0]}
+    return {name: sum(int(counted.get(name, 0)) for counted in shards) for name in shards[0]}
 
 
 def _timed(work: Callable[[], object]) -> float:

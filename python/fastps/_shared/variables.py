@@ -111,6 +111,7 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         Variable("CLIENTS", "number of idle clients"),
         Variable("CUTS", "number of connections to cut"),
         Variable("KILLS", "number of kills"),
+        Variable("PROCESSES", "number of processes that share 300 clients of one shard"),
         Variable("SEED", "seed of the moments of the kills"),
         Variable("SOAK", "number of steps through connections that stutter"),
         Variable("STATES", "number of states of each setting of the owner's model"),
