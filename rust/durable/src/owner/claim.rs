@@ -3,7 +3,8 @@
 //! It has no clock, no network and no threads. Times since boot and answers of the store come in, requests
 //! come out. `model.rs` tries all orders of them.
 //!
-//! 1. Wait: read the record until one version has been there, unchanged, for the owner's lease and the drift.
+//! 1. Wait: read the record until one version has been there, unchanged, for the owner's lease and the drift. Time in
+//!    which the store does not answer is not counted.
 //! 2. Take: swap that very version for the next term, *recovering*; renew it from now on.
 //! 3. Mark: the caller rewrites `latest` with the term, so that no older owner can swap it any more.
 //! 4. Read: only then the caller lists and reads what the older terms left.
@@ -124,8 +125,8 @@ pub struct Claim<V> {
     pub(super) candidate: Candidate,
     pub(super) timing: Timing,
     pub(super) state: State<V>,
-    /// A request has been sent and not been answered.
-    is_asking: bool,
+    /// When the request was sent that has not been answered.
+    asked: Option<Duration>,
     /// A swap failed: the record must be read before the next one.
     in_doubt: bool,
     /// The newest swap.
@@ -148,7 +149,7 @@ pub(super) enum State<V> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Seen<V> {
     pub(super) record: Option<(Box<Record>, V)>,
-    /// When the first answer with this version came.
+    /// When the first answer with this version came; later by the time of requests without an answer since then.
     pub(super) since: Duration,
 }
 
@@ -183,7 +184,7 @@ impl<V: Clone + PartialEq> Claim<V> {
             candidate,
             timing,
             state: State::Waiting(None),
-            is_asking: false,
+            asked: None,
             in_doubt: false,
             swap: None,
             earliest: Duration::ZERO,
@@ -244,7 +245,7 @@ impl<V: Clone + PartialEq> Claim<V> {
 
     /// When [`Claim::poll`] has a request; `None`: not before an answer or a call.
     pub fn wake(&self) -> Option<Duration> {
-        if self.is_asking || matches!(self.phase(), Phase::Lost | Phase::Released) {
+        if self.asked.is_some() || matches!(self.phase(), Phase::Lost | Phase::Released) {
             return None;
         }
         let due = match &self.state {
@@ -261,7 +262,7 @@ impl<V: Clone + PartialEq> Claim<V> {
         if self.wake().is_none_or(|wake| now < wake) {
             return None;
         }
-        self.is_asking = true;
+        self.asked = Some(now);
         let (record, before) = match &self.state {
             _ if self.in_doubt => return Some(Request::Read),
             State::Waiting(Some(seen)) if now >= self.free_at(seen) => {
@@ -320,11 +321,15 @@ impl<V: Clone + PartialEq> Claim<V> {
     /// Takes the answer to the request. Fails if the record is another cluster's or shard's: the claim must end
     /// then.
     pub fn answer(&mut self, now: Duration, answer: Answer<V>) -> Result<()> {
-        self.is_asking = false;
+        let asked = self.asked.take();
         match answer {
             Answer::Failed => {
                 self.in_doubt = true;
                 self.earliest = now + self.timing.pause();
+                if let (State::Waiting(Some(seen)), Some(asked)) = (&mut self.state, asked) {
+                    // A store that does not answer this server may not answer the owner, which renews once it does.
+                    seen.since += self.earliest.saturating_sub(asked);
+                }
             }
             Answer::Swapped(version) => {
                 if let Some(Swap { record, number, sent }) = self.swap.clone() {
@@ -605,6 +610,23 @@ mod tests {
         );
         claim.forget(LogPosition { segment: 2, offset: 0 });
         assert!(swap(&mut claim, seconds(234), 6).0.bases.is_empty());
+    }
+
+    #[test]
+    fn time_without_an_answer_of_the_store_is_not_waited() {
+        let owned = owner().record().cloned().unwrap();
+        let mut claim = claim(None, 2);
+        look(&mut claim, seconds(100), Some((owned.clone(), 2))).unwrap();
+        // The store is away for longer than the lease: each request fails after 8 s, and the next one follows after 4.
+        for now in (104..200).step_by(12) {
+            assert_eq!(claim.poll(seconds(now), 0), Some(Request::Read));
+            claim.answer(seconds(now + 8), Answer::Failed).unwrap();
+        }
+        for now in (200..260).step_by(4) {
+            look(&mut claim, seconds(now), Some((owned.clone(), 2))).unwrap();
+        }
+        look(&mut claim, seconds(263), Some((owned.clone(), 2))).unwrap();
+        assert_eq!(swap(&mut claim, seconds(264), 3).1, Some(2));
     }
 
     #[test]
