@@ -3,6 +3,7 @@
 
 use super::bucket::{Bucket, Sum, block};
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::failpoint::reach;
 use fastps_durable::copy::{self, Held, Latest, MANIFEST_NAME, Part};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
@@ -95,10 +96,12 @@ pub(crate) async fn upload(
     let latest = described.latest(&folder).in_term(term);
     for (part, file) in &held.files {
         send(bucket, &to.clone().join(part.name), *part, file, &held.path.join(part.name)).await?;
+        reach("snapshot_file_copied");
     }
     let place = to.clone().join(MANIFEST_NAME);
     let manifest = PutPayload::from(described.text().to_vec());
     bucket.store.put(&place, manifest).await.map_err(|error| bucket.failed("write", &place, &error))?;
+    reach("snapshot_manifest_copied");
     copy::note_copied(directory, &folder)?;
     if !bucket.swap(&latest, before).await? {
         // A copy that lost the race belongs to no snapshot.
@@ -117,6 +120,7 @@ pub(crate) async fn upload(
             |(found, _)| conflict(bucket, &latest, &found),
         ));
     }
+    reach("latest_swapped");
     let left = prune(bucket, &latest, keep).await.err();
     Ok(Uploaded { left, ..uploaded(&folder, false) })
 }

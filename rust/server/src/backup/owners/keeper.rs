@@ -8,6 +8,7 @@ use crate::config::ServerConfig;
 use crate::human::now;
 use crate::owner::{Ownership, since_boot};
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::failpoint::reach;
 use fastps_durable::copy::Described;
 use fastps_durable::owner::{
     Answer, Candidate, Claim, LockedFile, LogPosition, Phase, Piece, Record, Request, Stage, Timing, history,
@@ -141,7 +142,8 @@ impl Owners {
         }
         let deadline = deadline.max(Instant::now() + MIN_RELEASE_TIME);
         let over = |owner: &Arc<Ownership>| {
-            owner.failure().is_some() || matches!(owner.phase(), None | Some(Phase::Released | Phase::Lost))
+            owner.failure().is_some()
+                || matches!(owner.phase(), None | Some(Phase::Released | Phase::Lost))
         };
         while !self.shards.iter().all(over) {
             if Instant::now() >= deadline {
@@ -188,6 +190,16 @@ pub(crate) fn check_take_over(config: &ServerConfig) -> Result<()> {
     match config.copy_to.as_ref().filter(|other| *other != url) {
         None => Ok(()),
         Some(other) => wrong("the copies of a shard that is taken over stay where they are", url, other),
+    }
+}
+
+/// The failpoints before and after a request to the record.
+fn places(request: &Request<UpdateVersion>, phase: Option<Phase>) -> [&'static str; 2] {
+    match (request, phase) {
+        (Request::Read, _) => ["owner_read", "owner_found"],
+        (Request::Swap(..), Some(Phase::Waiting)) => ["owner_take", "owner_taken"],
+        (Request::Swap(..), Some(Phase::Opening)) => ["owner_open", "owner_opened"],
+        (Request::Swap(..), _) => ["owner_renew", "owner_renewed"],
     }
 }
 
@@ -347,6 +359,8 @@ impl Keeper {
                 }
                 continue;
             };
+            let [before, after] = places(&request, owner.phase());
+            reach(before);
             let asked = timeout(self.timing.request(), self.ask(&request)).await.unwrap_or_else(|_| {
                 let message =
                     format!("{} has not answered within {:?}", self.bucket.url, self.timing.request());
@@ -357,6 +371,7 @@ impl Keeper {
                     if std::mem::take(&mut failing) {
                         tracing::info!(shard, "the record of the shard's owner can be reached again");
                     }
+                    reach(after);
                     answer
                 }
                 // Of a swap that was refused or has no answer, the record tells what happened.
@@ -514,6 +529,7 @@ impl Keeper {
             while owner.phase() == Some(Phase::Waiting) {
                 let other = owner.record().filter(|record| record.stage != Stage::Released);
                 if let Some(Record { address, term, lease_ms, .. }) = other {
+                    reach("owner_waits");
                     let lease = Duration::from_millis(lease_ms).as_secs_f64();
                     tracing::info!(
                         shard,
@@ -554,7 +570,9 @@ impl Keeper {
             let message = "the newest copy is of a later owner of the shard";
             return Err(Error::new(Kind::Unavailable, message));
         }
+        reach("latest_fence");
         let swapped = self.bucket.swap(&found.in_term(term), Some(version)).await?;
+        reach("latest_fenced");
         Ok(swapped.then_some(()))
     }
 }

@@ -9,6 +9,7 @@ use crate::owner::Ownership;
 use crate::persistence::Files;
 use crate::persistence::log_copy::LogCopy;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::failpoint::reach;
 use fastps_durable::Journal;
 use fastps_durable::owner::{Cutter, LogPosition, Phase, Piece};
 use fastps_durable::shard_folder;
@@ -265,11 +266,13 @@ impl Copier {
     fn put(&self, piece: Piece, bytes: Vec<u8>) -> Put {
         let (bucket, shard, copy) = (self.bucket.clone(), self.shard, self.copy.clone());
         let bytes = PutPayload::from(bytes);
+        reach("piece_cut");
         Box::pin(async move {
             while let Err(error) = bucket.put_piece(shard, piece, bytes.clone()).await {
                 tell_failure(&copy, shard, &error);
                 sleep(RETRY_PAUSE).await;
             }
+            reach("piece_put");
             piece
         })
     }
@@ -280,6 +283,7 @@ impl Copier {
         }
         let copied = self.copy.add(piece);
         self.owner.change(|claim| claim.copied(copied));
+        reach("piece_copied");
     }
 }
 

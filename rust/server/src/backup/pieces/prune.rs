@@ -5,6 +5,7 @@ use crate::backup::fetch::described;
 use crate::backup::upload::folders;
 use crate::persistence::Files;
 use fastps_core::error::Result;
+use fastps_core::failpoint::reach;
 use fastps_durable::copy::MANIFEST_NAME;
 use fastps_durable::owner::{LogPosition, is_needless};
 
@@ -30,9 +31,12 @@ pub(crate) async fn snapshot_is_copied(
         claim.forget(oldest);
     });
     let Some(record) = owner.record() else { return Ok(()) };
+    reach("pieces_needless");
     let pieces = bucket.pieces(shard).await?;
     let needless = pieces.into_iter().filter(|piece| is_needless(*piece, &record, oldest));
-    bucket.remove_pieces(shard, needless).await
+    bucket.remove_pieces(shard, needless).await?;
+    reach("pieces_removed");
+    Ok(())
 }
 
 /// The place that the log is replayed from after the oldest kept snapshot. Fails if one of them cannot be read:

@@ -3,6 +3,7 @@
 use crate::backup::bucket::Bucket;
 use crate::backup::fetch::{described, download};
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::failpoint::reach;
 use fastps_durable::copy::{self, Taken};
 use fastps_durable::owner::{LogPosition, Record, history};
 use futures_util::stream::{StreamExt, TryStreamExt, iter};
@@ -16,6 +17,7 @@ const MAX_PIECES_IN_FLIGHT: usize = 4;
 pub(crate) async fn take(bucket: &Bucket, record: &Record, directory: &Path) -> Result<LogPosition> {
     let shard = record.shard;
     let pieces = bucket.pieces(shard).await?;
+    reach("take_listed");
     let mut taken = Taken::begin(directory)?;
     let latest = bucket.latest(shard).await?;
     let from = match &latest {
@@ -23,6 +25,7 @@ pub(crate) async fn take(bucket: &Bucket, record: &Record, directory: &Path) -> 
             let folder = bucket.shard(shard).join(latest.folder.as_str());
             let described = described(bucket, &folder).await?;
             download(bucket, &folder, &described, &taken.folder(&described)?).await?;
+            reach("take_downloaded");
             taken.complete(&described, &latest.folder)?;
             described.log()
         }
@@ -39,8 +42,10 @@ pub(crate) async fn take(bucket: &Bucket, record: &Record, directory: &Path) -> 
     let mut bytes = iter(history.pieces).map(read).buffered(MAX_PIECES_IN_FLIGHT);
     while let Some((piece, bytes)) = bytes.try_next().await? {
         taken.add(piece, &bytes)?;
+        reach("take_piece");
     }
     copy::note_served(directory, record.term)?;
+    reach("take_filled");
     taken.finish()?;
     tracing::info!(
         shard,
