@@ -18,6 +18,7 @@ from fastps._shared.checks import (
     listed,
     number,
     path_or_none,
+    seconds_or_none,
     several,
     words,
     words_or_none,
@@ -113,6 +114,11 @@ def serve(
     keep_history: int = 0,
     copy_to: str | None = None,
     copy_history: bool = False,
+    copy_log: float | None = None,
+    copy_bytes_per_second: int | None = None,
+    owner_lease: float | None = None,
+    take_over: str | None = None,
+    shard: int | None = None,
     accept_loss: bool = False,
 ) -> Server:
     """Starts gRPC shard servers on threads of this process, like ``fastps serve``.
@@ -162,6 +168,21 @@ def serve(
             (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...), or to ``"file:///folder"``.
         copy_history: With `copy_to` and `keep_history`: copy the history there, too, up to the newest
             snapshot, and keep as much of it there. `history` and `rewind` read it from the URL.
+        copy_log: With `copy_to` and `owner_lease`: copy the log there, too, each piece when it is this many
+            seconds old (0.05 to 3600; the command line's default is 1) or 8 MiB long, so that a lost machine
+            takes little. Each piece costs a put. None: only snapshots are copied.
+        copy_bytes_per_second: With `copy_log`: bytes of the log to copy in a second at most, for all shards
+            of this process; what comes faster falls behind. None: no limit.
+        owner_lease: Seconds after which another server may own a shard whose owner is silent. With it, just
+            one of several servers of a shard answers, by a record beside its copies in an S3 bucket
+            (`copy_to`), and this call waits until the former owner has ended; Ctrl-C ends the wait. Once
+            somebody asks for the shard (``fastps owner --release``), the server stops. None: whichever server
+            has the files answers.
+        take_over: Take a shard over from the servers that copy to this ``"s3://bucket/prefix"``: wait until
+            its owner's lease has ended, then read its newest snapshot and its log into `data_dir`, which is
+            empty, and serve. Needs `shard`, `data_dir` and `owner_lease`; copies go to this URL. With a
+            `data_dir` that has served the shard this is a restart.
+        shard: With `take_over`: the shard, by its place in `cluster`; 0 if there is only one.
         accept_loss: Start with what is readable in `data_dir` even if durable data is missing or damaged.
 
     Returns:
@@ -203,6 +224,11 @@ def serve(
         integer("keep_history", keep_history, 0, 2**64 - 1),
         words_or_none("copy_to", copy_to),
         flag("copy_history", copy_history),
+        seconds_or_none("copy_log", copy_log),
+        integer_or_none("copy_bytes_per_second", copy_bytes_per_second),
+        seconds_or_none("owner_lease", owner_lease),
+        words_or_none("take_over", take_over),
+        None if shard is None else integer("shard", shard, 0, 2**32 - 1),
         flag("accept_loss", accept_loss),
         path_or_none("tokens", tokens),
         path_or_none("server_token_file", server_token_file),

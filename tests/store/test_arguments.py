@@ -46,11 +46,14 @@ def is_flag(value: object) -> bool:
 
 
 KINDS: list[tuple[Callable[[Any], bool], str]] = [
-    (is_text, "name group note address ack transport namespace space advertise copy_to certificate_role"),
+    (
+        is_text,
+        "name group note address ack transport namespace space advertise copy_to certificate_role take_over",
+    ),
     (is_text, "to_mark tls_server_name folder out_folder path tls_ca tls_key tls_cert token_file tokens"),
     (is_text, "tls_crl audit data_dir server_token_file"),
     (is_number, "timeout scale lease keep_for loss to shards spin_us keep first_element sequence n"),
-    (is_number, "size seed"),
+    (is_number, "size seed copy_log copy_bytes_per_second owner_lease shard"),
     (is_flag, "check_finite shared versions norms local insecure accept_loss verify copy"),
     (is_list, "names listen cluster refuse_worker vectors"),
     (lambda value: is_number(value) or (isinstance(value, Mapping) and not value), "lr"),  # or rates by name

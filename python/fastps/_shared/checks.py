@@ -29,6 +29,7 @@ __all__ = [
     "number",
     "path_or_none",
     "plain",
+    "seconds_or_none",
     "several",
     "timeout_or_none",
     "words",
@@ -79,6 +80,10 @@ def as_seconds(name: str, value: Any) -> float:
     if not 0 < seconds < math.inf:
         raise invalid(name, "seconds > 0", value)
     return seconds
+
+
+def seconds_or_none(name: str, value: Any) -> float | None:
+    return None if value is None else as_seconds(name, value)
 
 
 def as_moment(name: str, value: Any) -> float:

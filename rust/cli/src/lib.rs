@@ -28,6 +28,7 @@ use config::AtStart;
 pub use described::{Described, described};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_server::human::parse_bytes;
+use fastps_server::server::HAND_OVER_TIMEOUT;
 use fastps_server::{Role, Server, ServerConfig, TlsFiles, WebAddress};
 use fastps_transport::open_files;
 pub use history::{Recorded, Target, fetch_history, moment_of, recorded, rewind_to};
@@ -43,8 +44,6 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// How long stopping may take: less than the 5 s that service managers usually allow.
 const STOP_TIMEOUT: Duration = Duration::from_secs(4);
-/// Time of a server that hands its shard over: what it has not copied is lost to the next owner.
-const HAND_OVER_TIMEOUT: Duration = Duration::from_mins(30);
 
 /// Help of `--copy-to`: rustdoc would take the URLs for links.
 const COPY_TO: &str = "Copy each snapshot to this URL: s3://BUCKET/PREFIX (settings from the AWS_... environment variables) or file:///FOLDER";

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Connects to a cluster; see `fastps.connect`.
@@ -117,6 +118,11 @@ impl Server {
         keep_history: u64,
         copy_to: Option<String>,
         copy_history: bool,
+        copy_log: Option<f64>,
+        copy_bytes_per_second: Option<u64>,
+        owner_lease: Option<f64>,
+        take_over: Option<String>,
+        shard: Option<u32>,
         accept_loss: bool,
         tokens: Option<PathBuf>,
         server_token: Option<PathBuf>,
@@ -144,6 +150,11 @@ impl Server {
             keep_history,
             copy_to,
             copy_history,
+            copy_log: copy_log.map(|seconds| call::duration(py, seconds)).transpose()?,
+            copy_bytes_per_second,
+            owner_lease: owner_lease.map(|seconds| call::duration(py, seconds)).transpose()?,
+            take_over,
+            shard,
             accept_loss,
             tokens,
             server_token,
@@ -153,8 +164,18 @@ impl Server {
             tls: TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca },
             ..ServerConfig::default()
         };
-        let server = py.detach(|| fastps_server::Server::start(&config)).or_raise(py)?;
-        Ok(Self(Here::new("server", Arc::new(server))))
+        let has_lease = config.owner_lease.is_some();
+        let given_up = Arc::new(AtomicBool::new(false));
+        let is_given_up = given_up.clone();
+        let start = move || fastps_server::Server::start_unless(&config, &is_given_up);
+        // The start waits for the former owner of a shard, which may last.
+        let started =
+            call::run(py, has_lease, start).inspect_err(|_| given_up.store(true, Ordering::Relaxed));
+        let server = Arc::new(started?.or_raise(py)?);
+        if has_lease {
+            fastps_server::server::stop_when_asked(&server).or_raise(py)?;
+        }
+        Ok(Self(Here::new("server", server)))
     }
 
     /// ``host:port`` of each shard, in the order of their indices.

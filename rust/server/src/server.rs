@@ -1,5 +1,6 @@
 //! A server: each shard runs on a separate thread with a single-threaded runtime.
 
+mod hand_over;
 mod start;
 mod thread;
 
@@ -14,9 +15,10 @@ use crate::persistence::snapshots::{self, Snapshots};
 use crate::web::Web;
 use fastps_core::error::{Error, Kind, Result};
 use futures_util::stream::{FuturesUnordered, StreamExt};
+pub use hand_over::{HAND_OVER_TIMEOUT, stop_when_asked};
 use start::{Credentials, Start};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -54,6 +56,11 @@ impl Server {
     /// Takes the ports and starts the shards. Clients that connect during the start learn its progress; once
     /// this returns they are served.
     pub fn start(config: &ServerConfig) -> Result<Self> {
+        Self::start_unless(config, &AtomicBool::new(false))
+    }
+
+    /// Starts as [`Server::start`] does, and fails if `given_up` is set while it waits for the former owner of a shard.
+    pub fn start_unless(config: &ServerConfig, given_up: &AtomicBool) -> Result<Self> {
         // What the settings alone can show to be wrong is refused before a port is taken or a file opened.
         let credentials = Credentials::load(config)?;
         check_take_over(config)?;
@@ -68,7 +75,8 @@ impl Server {
         let sockets = bound.iter().filter_map(socket).collect();
         let (phase, watching) = watch::channel(Phase::Serving);
         let memory_limit = memory / bound.len().max(1) as u64;
-        let start = Start { config, credentials, cluster: cluster.into(), memory_limit, phase: watching };
+        let cluster = cluster.into();
+        let start = Start { config, credentials, cluster, memory_limit, phase: watching, given_up };
 
         let files = start.open_files(&bound)?;
         // Both answer while the shards recover, however long that takes.
@@ -161,6 +169,11 @@ impl Server {
         if asked.next().await.is_none() {
             std::future::pending::<()>().await;
         }
+    }
+
+    /// Returns whether somebody has asked for one of this process's shards.
+    pub fn is_asked_to_release(&self) -> bool {
+        self.nodes.iter().filter_map(|node| node.files.owner()).any(|owner| owner.is_asked_to_release())
     }
 
     /// Refuses new calls, finishes those under way, then ends, whatever clients do, within `timeout`. Fails

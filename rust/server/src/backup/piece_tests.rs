@@ -15,7 +15,7 @@ use fastps_durable::{Event, shard_folder};
 use object_store::memory::InMemory;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -97,7 +97,7 @@ impl Server {
             copies_log: true,
             takes_over: takes_over.then_some(1),
         };
-        let owners = Owners::claim(bucket, LEASE, false, vec![claiming])?;
+        let owners = Owners::claim(bucket, LEASE, false, vec![claiming], &AtomicBool::new(false))?;
         if takes_over {
             files.recover(&shard)?;
         }

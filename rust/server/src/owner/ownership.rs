@@ -175,11 +175,16 @@ impl Ownership {
         }
     }
 
+    /// Returns whether somebody has asked this server to give the shard up.
+    pub(crate) fn is_asked_to_release(&self) -> bool {
+        self.state().claim.as_ref().is_some_and(Claim::is_asked_to_release)
+    }
+
     /// Waits until somebody has asked this server to give the shard up.
     pub(crate) async fn asked_to_release(&self) {
         let mut changes = self.changes();
         loop {
-            if self.state().claim.as_ref().is_some_and(Claim::is_asked_to_release) {
+            if self.is_asked_to_release() {
                 return;
             }
             if changes.changed().await.is_err() {

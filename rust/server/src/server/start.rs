@@ -85,6 +85,8 @@ pub(super) struct Start<'a> {
     /// Of each shard.
     pub(super) memory_limit: u64,
     pub(super) phase: watch::Receiver<Phase>,
+    /// Set by who no longer waits for the start.
+    pub(super) given_up: &'a AtomicBool,
 }
 
 impl Start<'_> {
@@ -167,7 +169,7 @@ impl Start<'_> {
             })
         };
         let shards = bound.iter().zip(files).zip(clusters).filter_map(claiming).collect();
-        Owners::claim(bucket, lease, self.config.accept_loss, shards).map(Some)
+        Owners::claim(bucket, lease, self.config.accept_loss, shards, self.given_up).map(Some)
     }
 
     /// The shards with their surroundings. Fails if one has lost slices.

@@ -18,6 +18,7 @@ use futures_util::future::join_all;
 use object_store::UpdateVersion;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -91,12 +92,13 @@ impl Owners {
         Err(Error::new(Kind::Config, message).expected(expected, format!("{} s", lease.as_secs_f64())))
     }
 
-    /// Claims the shards, and waits until this server owns all of them.
+    /// Claims the shards, and waits until this server owns all of them, or until somebody has given that up.
     pub(crate) fn claim(
         bucket: &Bucket,
         lease: Duration,
         accept_loss: bool,
         shards: Vec<Claiming>,
+        given_up: &AtomicBool,
     ) -> Result<Self> {
         let owners: Vec<_> = shards.iter().map(|claiming| claiming.owner.clone()).collect();
         let failed = |error| Error::new(Kind::Internal, format!("cannot start a thread: {error}"));
@@ -128,6 +130,10 @@ impl Owners {
                 if owner.phase() == Some(Phase::Lost) {
                     return Err(owner.refusal());
                 }
+                if given_up.load(Ordering::Relaxed) {
+                    claims.release(Instant::now());
+                    return Err(Error::new(Kind::Unavailable, "the start was given up"));
+                }
                 std::thread::sleep(START_CHECK_INTERVAL);
             }
         }
@@ -143,7 +149,7 @@ impl Owners {
         let deadline = deadline.max(Instant::now() + MIN_RELEASE_TIME);
         let over = |owner: &Arc<Ownership>| {
             owner.failure().is_some()
-                || matches!(owner.phase(), None | Some(Phase::Released | Phase::Lost))
+                || matches!(owner.phase(), None | Some(Phase::Waiting | Phase::Released | Phase::Lost))
         };
         while !self.shards.iter().all(over) {
             if Instant::now() >= deadline {

@@ -131,7 +131,7 @@ fn claiming(folder: &Folder, incarnation: u64, inode: u64) -> Claiming {
 
 fn claim(bucket: &Bucket, claiming: Claiming) -> (Arc<Ownership>, Result<Owners>) {
     let owner = claiming.owner.clone();
-    (owner, Owners::claim(bucket, LEASE, false, vec![claiming]))
+    (owner, Owners::claim(bucket, LEASE, false, vec![claiming], &AtomicBool::new(false)))
 }
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -182,6 +182,27 @@ fn another_server_waits_for_the_lease_unless_the_lock_or_a_release_shows_the_end
         (Kind::Config, Some("term 4"), Some("term 2"))
     );
     assert_eq!(copy::served(&folders[0].0).unwrap(), Some(2));
+}
+
+#[test]
+fn a_start_that_is_given_up_leaves_the_shard_to_others() {
+    let bucket = Bucket::of(Arc::new(InMemory::new()));
+    let folders = ["a", "b"].map(Folder::new);
+    let (first, owners_of_first) = claim(&bucket, claiming(&folders[0], 1, 1));
+    let (waits, given_up) = (claiming(&folders[1], 2, 2), AtomicBool::new(false));
+    let waiting = waits.owner.clone();
+    std::thread::scope(|scope| {
+        let start = scope.spawn(|| Owners::claim(&bucket, LEASE, false, vec![waits], &given_up));
+        until("it reads the record", || waiting.record().is_some());
+        given_up.store(true, Ordering::Relaxed);
+        let error = refused(start.join().unwrap(), "given up");
+        assert_eq!(error.kind, Kind::Unavailable);
+    });
+    drop(owners_of_first.unwrap());
+    std::thread::sleep(2 * LEASE);
+    assert_eq!((first.term(), waiting.term()), (1, 0), "nobody has taken the shard");
+    let [listed] = owners(&bucket).unwrap().try_into().ok().unwrap();
+    assert_eq!(listed.record.unwrap().term, 1);
 }
 
 #[test]
