@@ -1,4 +1,4 @@
-"""The cost of a data directory: snapshots under load, receipts that wait for the disk, the log, and a start.
+"""The cost of a data directory: snapshots under load, receipts that wait for the disk, the log, its copy, starts.
 
     python benchmarks/durable.py [--quick] [--only snapshots] [--folder DIR] [--output benchmarks/README.md]
 
@@ -9,15 +9,20 @@ plain loop of `write`, `fdatasync` or `read` on files in the same folder.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +31,8 @@ from harness import machine, table, write_between_markers
 from processes import Child, serve
 
 import fastps
+from fastps.commands.kit.bucket import bucket
+from fastps.commands.kit.servers import free_ports
 
 TENSOR = 1 << 20
 CLIENTS = 8
@@ -344,35 +351,162 @@ def the_log(size: Size, folder: Path) -> list[str]:
 # -- history -------------------------------------------------------------------------------------------------
 
 
+def in_turns(
+    size: Size, folder: Path, elements: int, ways: dict[str, dict[str, Any]]
+) -> dict[str, list[float]]:
+    """Seconds of a push to servers with these options, which take turns; of all turns but the first."""
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    with ExitStack() as stack:
+        steps = {}
+        for way, options in ways.items():
+            server = stack.enter_context(running(folder / f"{way}-{elements}", **options))
+            ps = stack.enter_context(fastps.connect(server.address, check_finite=False))
+            ps.register("w", np.zeros(elements, np.float32), SGD)
+            steps[way] = (ps, ps.bind({"w": np.ones(elements, np.float32)}, codec=fastps.Int8()))
+        for turn in range(1 + max(7, size.rounds)):
+            for way, (ps, bound) in steps.items():
+                count, began = 0, time.monotonic()
+                while time.monotonic() < began + size.seconds:
+                    ps.push(bound)
+                    count += 1
+                times[way] += [(time.monotonic() - began) / count] * (turn > 0)
+    return times
+
+
+def compared(elements: int, without: list[float], having: list[float]) -> tuple[list[str], float]:
+    """Cells of a table, and the ratio."""
+    ratios = [a / b for a, b in zip(having, without, strict=True)]
+    ratio, spread = statistics.median(ratios), max(ratios) - min(ratios)
+    cells = [f"{1e6 * statistics.median(times):,.0f} us" for times in (without, having)]
+    return [f"{4 * elements >> 10} KB, Int8", *cells, f"{ratio:.2f}", f"{spread:.2f}"], ratio
+
+
 def history(size: Size, folder: Path) -> list[str]:
     """Cost of keeping a run's history, for pushes while a snapshot is taken each second."""
     rows = []
     for elements in (1024, TENSOR):
-        ratios: list[float] = []
-        times: dict[str, list[float]] = {"without": [], "with": []}
-        with ExitStack() as stack:
-            steps = {}
-            for way, kept in (("without", 0), ("with", 8 << 30)):
-                place = folder / f"{way}-{elements}"
-                options = {"snapshot_every": 1.0, "keep_history": kept}
-                server = stack.enter_context(running(place, **options))
-                ps = stack.enter_context(fastps.connect(server.address, check_finite=False))
-                ps.register("w", np.zeros(elements, np.float32), SGD)
-                steps[way] = (ps, ps.bind({"w": np.ones(elements, np.float32)}, codec=fastps.Int8()))
-            for turn in range(1 + max(7, size.rounds)):
-                for way, (ps, bound) in steps.items():
-                    count, began = 0, time.monotonic()
-                    while time.monotonic() < began + size.seconds:
-                        ps.push(bound)
-                        count += 1
-                    times[way] += [(time.monotonic() - began) / count] * (turn > 0)
-        ratios = [a / b for a, b in zip(times["with"], times["without"], strict=True)]
-        ratio, spread = statistics.median(ratios), max(ratios) - min(ratios)
-        cells = [f"{1e6 * statistics.median(times[way]):,.0f} us" for way in ("without", "with")]
-        cells += [f"{ratio:.2f}", f"{spread:.2f}", "<= 1.02", verdict(ratio <= 1.02)]
-        rows.append([f"{4 * elements >> 10} KB, Int8", *cells])
+        options = {"snapshot_every": 1.0}
+        ways = {"without": {**options, "keep_history": 0}, "with": {**options, "keep_history": 8 << 30}}
+        times = in_turns(size, folder, elements, ways)
+        cells, ratio = compared(elements, times["without"], times["with"])
+        rows.append([*cells, "<= 1.02", verdict(ratio <= 1.02)])
     columns = ["a push", "snapshots and log", "with history", "ratio", "scatter", "asked", "reached"]
     return table(columns, rows)
+
+
+# -- copies of the log ---------------------------------------------------------------------------------------
+
+#: Seconds of an owner's lease.
+OWNER_LEASE = 10.0
+
+
+def stand_in(pipe: Any) -> None:
+    """A stand-in for S3, until it receives a request to stop."""
+    with bucket("this part") as (url, environment):
+        pipe.send((url, dict(environment)))
+        pipe.recv()
+
+
+@contextmanager
+def store() -> Iterator[str]:
+    """The URL of a bucket in a process of its own, which servers that start meanwhile find."""
+    child, before = Child(stand_in), dict(os.environ)
+    try:
+        url, environment = child.pipe.recv()
+        os.environ.update(environment)
+        yield url
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        child.close()
+
+
+def fetched(url: str, name: str) -> dict[str, Any] | None:
+    """A small object of the stand-in, which asks nobody for a signature."""
+    try:
+        with urllib.request.urlopen(
+            f"{os.environ['AWS_ENDPOINT_URL']}/{url.removeprefix('s3://')}/{name}"
+        ) as text:
+            found: dict[str, Any] = json.loads(text.read())
+            return found
+    except urllib.error.HTTPError as error:
+        if error.code != HTTPStatus.NOT_FOUND:
+            raise
+        return None
+
+
+def copies(size: Size, folder: Path) -> list[str]:
+    """Cost of copying the log, for pushes while a snapshot is taken and copied each second."""
+    rows = []
+    with store() as url:
+        for elements in (1024, TENSOR):
+            lease = {"snapshot_every": 1.0, "owner_lease": OWNER_LEASE}
+            ways = {
+                "snapshots": {**lease, "copy_to": f"{url}-snapshots-{elements}"},
+                "log": {**lease, "copy_to": f"{url}-log-{elements}", "copy_log": 1.0},
+            }
+            times = in_turns(size, folder, elements, ways)
+            rows.append(compared(elements, times["snapshots"], times["log"])[0])
+    return table(["a push", "copies of snapshots", "and of the log", "ratio", "scatter"], rows)
+
+
+def until(is_so: Callable[[], bool], pause: float = 0.1) -> float:
+    """Waits; returns the time."""
+    end = time.monotonic() + 600
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(pause)
+    return time.monotonic()
+
+
+def taken_over(size: Size, folder: Path, url: str) -> tuple[float, float, float]:
+    """Seconds from the end of a killed owner's lease to the first receipt of the next one, of a start in its
+    folder, and bytes of that.
+    """
+    ports = free_ports(2)
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    options = {"owner_lease": OWNER_LEASE, "copy_log": 1.0}
+    with (
+        running(folder / "a", listen=addresses[0], copy_to=url, **options) as first,
+        fastps.connect(lambda: addresses, check_finite=False, timeout=600) as ps,
+    ):
+        names = register(ps, size.tensors, ADAM)
+        gradient = np.ones(TENSOR, np.float32)
+
+        def push() -> None:
+            for name in names:
+                ps.push(name, gradient, codec=fastps.Int8())
+
+        push()
+        subprocess.run([sys.executable, "-m", "fastps", "checkpoint", "save", first.address], check=True)
+        until(lambda: fetched(url, "shard-0/latest") is not None)
+        push()
+        until(lambda: not ps.stats()["shards"][0]["counters"]["log_copy_behind_ms"])
+        first.kill()
+        taker = {"listen": addresses[1], "take_over": url, "shard": 0}
+        with ThreadPoolExecutor(1) as pool:
+            of_next = pool.submit(until, lambda: (fetched(url, "shard-0/owner") or {}).get("term") == 2, 0.01)
+            receipt = ps.push_async(names[0], gradient)
+            with running(folder / "b", **options, **taker):
+                receipt.result()
+                took = time.monotonic() - of_next.result()
+    state = sum(path.stat().st_size for path in (folder / "a").rglob("*") if path.is_file())
+    return took, started(folder / "a"), state
+
+
+def take_overs(size: Size, folder: Path) -> list[str]:
+    """A shard that is taken over from its bucket, beside a start from a local folder."""
+    times: list[float] = []
+    local: list[float] = []
+    with store() as url:
+        for turn in range(size.rounds):
+            took, start, state = taken_over(size, folder / str(turn), f"{url}-{turn}")
+            times.append(took)
+            local.append(start)
+    ratio = statistics.median(a / b for a, b in zip(times, local, strict=True))
+    what = f"{size.tensors * TENSOR:,} parameters with Adam, {int(state) >> 20} MiB"
+    cells = [what, *(f"{statistics.median(seconds):.2f} s" for seconds in (times, local)), f"{ratio:.2f}"]
+    return table(["a shard", "lease's end to first receipt", "start from its folder", "ratio"], [cells])
 
 
 # -- a start -------------------------------------------------------------------------------------------------
@@ -471,7 +605,15 @@ def starts(size: Size, folder: Path) -> list[str]:
     return table(["a start from", "takes", "against", "ratio", "asked", "reached"], rows)
 
 
-PARTS = {"snapshots": snapshots, "logged": logged, "log": the_log, "history": history, "starts": starts}
+PARTS = {
+    "snapshots": snapshots,
+    "logged": logged,
+    "log": the_log,
+    "history": history,
+    "copies": copies,
+    "take-overs": take_overs,
+    "starts": starts,
+}
 
 
 def main() -> None:
