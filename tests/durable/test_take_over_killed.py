@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import fastps
 from cases import case
@@ -145,18 +146,19 @@ def together(stories: Sequence[tuple[Any, ...]]) -> None:
             running.result()
 
 
-def test_a_taker_may_be_killed_in_each_of_its_steps(store: Store, tmp_path: Path) -> None:
-    stories = [
-        (
-            lose_takers,
-            f"{store.url}-{number}",
-            tmp_path / str(number),
-            STEPS_OF_A_TAKER[number % 2 :: 2],
-            number < 2,
-        )
-        for number in range(4)
-    ]
-    together(stories)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("in_its_folder", [True, False])
+def test_a_taker_may_be_killed_in_each_of_its_steps(
+    store: Store, tmp_path: Path, in_its_folder: bool
+) -> None:
+    """The next one starts in the folder of the killed one, or in one of its own."""
+    together(
+        [
+            (lose_takers, f"{store.url}-{number}", tmp_path / str(number), steps, in_its_folder)
+            for number in range(4)
+            if (steps := STEPS_OF_A_TAKER[number::4])
+        ]
+    )
 
 
 def lose_owner(url: str, home: Path, step: str) -> None:
@@ -202,6 +204,7 @@ def lose_owners(url: str, home: Path, steps: Sequence[str]) -> None:
             lose_owner(f"{url}-{name}", home / name, step)
 
 
+@pytest.mark.timeout(600)
 def test_an_owner_may_be_killed_wherever_it_copies(store: Store, tmp_path: Path) -> None:
     steps = (*STEPS_OF_A_COPY, *STEPS_OF_A_SNAPSHOT)
     together([(lose_owners, store.url, tmp_path, steps[number::3]) for number in range(3)])
@@ -304,3 +307,5 @@ def test_a_store_that_was_away_takes_no_shard_from_its_owner(store: Store, tmp_p
             lose(first)
             waits.until("listening on")
             assert owner(store.url)["term"] == 2
+            version, lost = lost_of(ps)
+            assert version == 3 - lost
