@@ -15,6 +15,7 @@ use crate::state::fence::{Fence, another_cluster};
 use crate::state::lost::Losses;
 use crate::state::map::Map;
 use crate::state::memberships::Memberships;
+use crate::state::owners::Owners;
 use crate::state::report::Reports;
 use crate::state::resolution::Resolution;
 use crate::state::run::RunNames;
@@ -110,6 +111,7 @@ impl Client {
             map: Arc::new(Map::of(RunNames::new(options.run.as_deref())?)),
             ack: options.ack,
             resolution,
+            owners: Owners::default(),
             checksums: options.checksums,
             counters: Counters::default(),
             incarnations: AtomicU64::new(0),
@@ -140,7 +142,7 @@ impl Client {
             closed: watch::Sender::new(false),
         };
         for link in links.iter() {
-            driver.spawn(drive(link.clone()));
+            driver.spawn(drive(link.clone(), links[0].clone()));
         }
         driver.spawn(Deadlines::run(client.deadlines.clone(), links, client.closed.subscribe()));
         let (map, link, shards) = (client.map.clone(), client.links[0].clone(), client.links.len());

@@ -7,7 +7,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Most tensors that one call names; servers refuse more than 4096.
 pub(crate) const NAMES_ASKED: usize = 1000;
@@ -37,11 +37,12 @@ async fn ask(map: &Map, link: &Link, shards: usize, names: &[String], deadline: 
     let there: Vec<_> = names.iter().map(|name| run.there(name)).collect();
     loop {
         let ask = pb::GetMapRequest { names: there.clone(), after: after.clone(), page_size: 0 };
-        let page: pb::GetMapResponse = call(link, deadline, |mut client, left| {
+        let mut page: pb::GetMapResponse = call(link, deadline, |mut client, left| {
             let ask = ask.clone();
             async move { client.get_map(request(ask, left)).await }
         })
         .await?;
+        link.shared.owners.note(std::mem::take(&mut page.owners), link.shards);
         let mut ended = page.next.is_empty();
         for entry in &page.entries {
             match run.spec_here(convert::spec_from_wire(entry.spec.as_ref())?) {
@@ -57,5 +58,17 @@ async fn ask(map: &Map, link: &Link, shards: usize, names: &[String], deadline: 
             return Err(Error::new(Kind::Frame, "bad map from the server: its pages do not end"));
         }
         after = page.next;
+    }
+}
+
+/// Asks shard 0 who owns the shards. No answer within the time is none.
+pub(crate) async fn ask_owners(first: &Link, within: Duration) {
+    let ask = pb::GetMapRequest { page_size: 1, ..Default::default() };
+    let asked = call(first, Instant::now() + within, |mut client, left| {
+        let ask = ask.clone();
+        async move { client.get_map(request(ask, left)).await }
+    });
+    if let Ok(pb::GetMapResponse { owners, .. }) = asked.await {
+        first.shared.owners.note(owners, first.shards);
     }
 }

@@ -27,8 +27,8 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// Shortest time between two reports of a worker.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Runs until the link is closed.
-pub(crate) async fn drive(link: Arc<Link>) {
+/// Runs until the link is closed. `first`: that of shard 0.
+pub(crate) async fn drive(link: Arc<Link>, first: Arc<Link>) {
     let (mut pause, mut moved) = (FIRST_RETRY_PAUSE, false);
     while !link.is_closed() {
         let attempted = attempt(open(&link)).await;
@@ -63,11 +63,9 @@ pub(crate) async fn drive(link: Arc<Link>) {
         if link.is_closed() || lease_lost {
             continue;
         }
-        if let Some(resolution) = &link.shared.resolution {
-            let moved_before = std::mem::replace(&mut moved, find(&link, resolution).await);
-            if moved && !moved_before {
-                continue;
-            }
+        let moved_before = std::mem::replace(&mut moved, find(&link, &first).await);
+        if moved && !moved_before {
+            continue;
         }
         tokio::select! {
             () = tokio::time::sleep(jitter(pause)) => {}

@@ -5,6 +5,7 @@ pub(crate) mod fence;
 pub(crate) mod lost;
 pub(crate) mod map;
 pub(crate) mod memberships;
+pub(crate) mod owners;
 pub(crate) mod report;
 pub(crate) mod resolution;
 pub(crate) mod run;

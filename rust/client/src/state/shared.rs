@@ -6,6 +6,7 @@ use crate::state::fence::Fence;
 use crate::state::lost::Losses;
 use crate::state::map::Map;
 use crate::state::memberships::Memberships;
+use crate::state::owners::Owners;
 use crate::state::report::Reports;
 use crate::state::resolution::Resolution;
 use crate::state::runtime::{Process, lock};
@@ -33,6 +34,8 @@ pub(crate) struct Shared {
     pub(crate) ack: Ack,
     /// Questions where the servers are, if the client has a resolver.
     pub(crate) resolution: Option<Arc<Resolution>>,
+    /// Who owns the shards.
+    pub(crate) owners: Owners,
     pub(crate) checksums: Option<bool>,
     pub(crate) counters: Counters,
     /// Number of new incarnations of links.

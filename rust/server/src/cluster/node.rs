@@ -2,6 +2,7 @@
 
 pub(crate) mod coordinator;
 mod identity;
+pub(crate) mod owners;
 mod spaces;
 
 use crate::answers::Pins;
@@ -30,6 +31,7 @@ use fastps_core::shard::Shard;
 use fastps_core::tensor::SliceId;
 use fastps_core::verbs::GroupState;
 use fastps_proto::v1 as pb;
+use owners::KnownOwners;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -136,6 +138,11 @@ impl Node {
         let own = self.coordinator.own();
         let own = own.ok_or_else(|| self.not_coordinator("only shard 0 has the cluster map"))?;
         Ok(own.map.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Who owns the shards, if their servers have records of that; only shard 0 tells.
+    pub(crate) fn owners(&self) -> Option<&Arc<KnownOwners>> {
+        self.coordinator.own()?.owners.as_ref()
     }
 
     /// The portions of samples; only shard 0 leases them.

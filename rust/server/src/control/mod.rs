@@ -10,6 +10,7 @@ mod spaces;
 
 use crate::auth::caller::Caller;
 use crate::auth::peer::Peer;
+use crate::cluster::node::owners::KnownOwners;
 use crate::cluster::node::{EPOCH, Node};
 use crate::control::register::Described;
 use crate::persistence::checkpoint::{Checkpoints, held_too_long};
@@ -232,9 +233,11 @@ impl Control for ControlService {
         request: Request<pb::GetMapRequest>,
     ) -> Result<Response<pb::GetMapResponse>, Status> {
         let page = self.call(request, Conditions::Look, |node, by, m| {
+            let owners = node.owners().filter(|_| m.after.is_empty()).map(KnownOwners::known);
             let mut map = node.map()?;
             let (entries, next) = map.page(&m.names, &m.after, m.page_size as usize, &by.principal.scope);
-            Ok((pb::GetMapResponse { epoch: EPOCH, entries, next }, map.noted()))
+            let owners = owners.unwrap_or_default();
+            Ok((pb::GetMapResponse { epoch: EPOCH, entries, next, owners }, map.noted()))
         });
         self.once_safe(page.await?).await
     }

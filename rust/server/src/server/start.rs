@@ -11,7 +11,8 @@ use crate::backup::owners::{Claiming, Owners};
 use crate::cluster::loss;
 use crate::cluster::map::Map;
 use crate::cluster::membership::{Membership, Standing};
-use crate::cluster::node::coordinator::{Coordinator, OwnCoordinator, OwnerRecord};
+use crate::cluster::node::coordinator::{Coordinator, OwnCoordinator};
+use crate::cluster::node::owners::{KnownOwners, OwnerRecords};
 use crate::cluster::node::{ConnectionCounters, Node, Phase, Security};
 use crate::cluster::peers::Peers;
 use crate::cluster::reservation::Reservations;
@@ -26,7 +27,9 @@ use fastps_core::isa::Isa;
 use fastps_core::portions::Portions;
 use fastps_core::shard::{Exposed, Shard, ShardConfig};
 use fastps_durable::copy::{Vacancy, vacancy};
+use fastps_durable::owner::Record;
 use fastps_durable::{Catalog, Member, shard_folder};
+use fastps_proto::v1 as pb;
 use fastps_transport::bearer::Bearer;
 use fastps_transport::memory_budget::WorkerRoom;
 use fastps_transport::tls::ServerTls;
@@ -213,18 +216,15 @@ impl Start<'_> {
             let map = Map::new(self.cluster.len(), meter.clone(), config.reservation_lease);
             let map = Mutex::new(map.restore(catalog.map, files.clone())?);
             let portions = Mutex::new(Portions::new(random()?, meter.clone()));
-            Coordinator::Own(Box::new(OwnCoordinator { map, portions }))
+            let owners = self.owner_records()?.map(|records| KnownOwners::new(records, self.cluster.len()));
+            Coordinator::Own(Box::new(OwnCoordinator { map, portions, owners }))
         } else {
-            // The connections of a bucket end with the runtime that has opened them.
-            let records = config.copies_to().filter(|_| config.owner_lease.is_some());
-            let bucket = records.map(Bucket::open).transpose()?;
-            let record = bucket.map(|bucket| {
-                OwnerRecord(Box::new(move || -> BoxFuture<'static, Option<String>> {
-                    let bucket = bucket.clone();
-                    Box::pin(async move { bucket.open_owner(0).await.ok().flatten() })
-                }))
-            });
-            Coordinator::of_others(nodes, &self.cluster, self.credentials.peers.clone(), record)
+            Coordinator::of_others(
+                nodes,
+                &self.cluster,
+                self.credentials.peers.clone(),
+                self.owner_records()?,
+            )
         };
         let is_live = |client| sessions.is_live(client);
         let space_table = SpaceTable::restore(random()?, meter, catalog.spaces, is_live)?;
@@ -248,6 +248,22 @@ impl Start<'_> {
             measures: Arc::default(),
             swept: AtomicBool::new(false),
         })
+    }
+
+    /// The records of the shards' owners, if their servers have some.
+    fn owner_records(&self) -> Result<Option<OwnerRecords>> {
+        // The connections of a bucket end with the runtime that has opened them.
+        let url = self.config.copies_to().filter(|_| self.config.owner_lease.is_some());
+        let bucket = url.map(Bucket::open).transpose()?;
+        Ok(bucket.map(|bucket| {
+            OwnerRecords(Box::new(move |shard| -> BoxFuture<'static, Option<pb::ShardOwner>> {
+                let bucket = bucket.clone();
+                Box::pin(async move {
+                    let Record { address, term, .. } = bucket.open_owner(shard).await.ok().flatten()?;
+                    Some(pb::ShardOwner { address, term })
+                })
+            }))
+        }))
     }
 
     /// Starts the thread of each shard, which serves clients from then on.

@@ -35,10 +35,10 @@ impl Bucket {
         Ok(Some((Box::new(Record::parse(&text, &self.name(&place))?), version)))
     }
 
-    /// Address of the server that owns a shard and serves it, if there is one.
-    pub(crate) async fn open_owner(&self, shard: u32) -> Result<Option<String>> {
-        let record = self.owner(shard).await?.map(|(record, _)| record);
-        Ok(record.filter(|record| record.stage == Stage::Open).map(|record| record.address))
+    /// The record of a shard, if a server owns and serves it.
+    pub(crate) async fn open_owner(&self, shard: u32) -> Result<Option<Record>> {
+        let record = self.owner(shard).await?.map(|(record, _)| *record);
+        Ok(record.filter(|record| record.stage == Stage::Open))
     }
 
     /// Replaces the record, if it has this version. Whatever the failure, it may have been replaced.

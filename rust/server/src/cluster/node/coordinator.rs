@@ -4,6 +4,7 @@
 use crate::auth::scope::Scope;
 use crate::cluster::map::Map;
 use crate::cluster::node::Node;
+use crate::cluster::node::owners::{KnownOwners, OwnerRecords};
 use crate::cluster::peers::Peers;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::portions::Portions;
@@ -12,8 +13,6 @@ use fastps_core::verbs::SpaceInfo;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_client::ControlClient;
 use fastps_transport::convert;
-use futures_util::future::BoxFuture;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tonic::transport::Channel;
@@ -47,6 +46,8 @@ pub(crate) struct OwnCoordinator {
     pub(crate) map: Mutex<Map>,
     /// The portions of samples.
     pub(crate) portions: Mutex<Portions>,
+    /// Who owns the shards, if their servers have records of that.
+    pub(crate) owners: Option<Arc<KnownOwners>>,
 }
 
 /// A shard 0 that is reached over the network.
@@ -55,16 +56,7 @@ pub(crate) struct RemoteCoordinator {
     peers: Peers,
     place: Mutex<Place>,
     /// Where the record of its owner lies, if its servers have one.
-    record: Option<OwnerRecord>,
-}
-
-/// Asks the record of shard 0's owner for its address, if it serves.
-pub(crate) struct OwnerRecord(pub(crate) Box<dyn Fn() -> BoxFuture<'static, Option<String>> + Send + Sync>);
-
-impl fmt::Debug for OwnerRecord {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OwnerRecord")
-    }
+    records: Option<OwnerRecords>,
 }
 
 /// Where shard 0 is.
@@ -110,7 +102,7 @@ impl RemoteCoordinator {
 
     /// Returns whether the owner of shard 0 is elsewhere, and goes on there.
     async fn has_moved(&self, from: &str) -> bool {
-        let Some(OwnerRecord(ask)) = &self.record else { return false };
+        let Some(OwnerRecords(ask)) = &self.records else { return false };
         {
             let mut place = self.place();
             if place.address != from {
@@ -121,7 +113,10 @@ impl RemoteCoordinator {
             }
             place.looked = Some(Instant::now());
         }
-        let Ok(Some(address)) = tokio::time::timeout(LOOK_TIMEOUT, ask()).await else { return false };
+        let Ok(Some(pb::ShardOwner { address, .. })) = tokio::time::timeout(LOOK_TIMEOUT, ask(0)).await
+        else {
+            return false;
+        };
         if address == from {
             return false;
         }
@@ -142,14 +137,14 @@ impl Coordinator {
         nodes: &[Arc<Node>],
         cluster: &[String],
         peers: Peers,
-        record: Option<OwnerRecord>,
+        records: Option<OwnerRecords>,
     ) -> Self {
         if let Some(first) = nodes.iter().find(|node| node.is_coordinator()) {
             return Self::Local(first.clone());
         }
         let address = cluster.first().cloned().unwrap_or_default();
         let place = Mutex::new(Place { address, channel: None, looked: None });
-        Self::Remote(Box::new(RemoteCoordinator { peers, place, record }))
+        Self::Remote(Box::new(RemoteCoordinator { peers, place, records }))
     }
 
     /// What this shard has as shard 0.
