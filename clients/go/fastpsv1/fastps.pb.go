@@ -3023,7 +3023,11 @@ type GetMapResponse struct {
 	// The tensors.
 	Entries []*MapEntry `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
 	// Set when more pages follow: ask again with `after` = this.
-	Next          string `protobuf:"bytes,3,opt,name=next,proto3" json:"next,omitempty"`
+	Next string `protobuf:"bytes,3,opt,name=next,proto3" json:"next,omitempty"`
+	// Who owns each shard, in the order of their indices, as far as the server knows: it reads their records now and then, for
+	// the next answer. Only where `after` is empty. Unset: it has read none yet, its servers have no --owner-lease, or it is
+	// of an earlier version.
+	Owners        []*ShardOwner `protobuf:"bytes,4,rep,name=owners,proto3" json:"owners,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3079,6 +3083,68 @@ func (x *GetMapResponse) GetNext() string {
 	return ""
 }
 
+func (x *GetMapResponse) GetOwners() []*ShardOwner {
+	if x != nil {
+		return x.Owners
+	}
+	return nil
+}
+
+// The owner of a shard, as the record beside its copies names it.
+type ShardOwner struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where it is reached. Empty: nobody serves the shard, or its record could not be read.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Its term, as in HelloResponse. Unset (0): unknown.
+	Term          uint64 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShardOwner) Reset() {
+	*x = ShardOwner{}
+	mi := &file_fastps_v1_fastps_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShardOwner) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShardOwner) ProtoMessage() {}
+
+func (x *ShardOwner) ProtoReflect() protoreflect.Message {
+	mi := &file_fastps_v1_fastps_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShardOwner.ProtoReflect.Descriptor instead.
+func (*ShardOwner) Descriptor() ([]byte, []int) {
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ShardOwner) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ShardOwner) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
 // First step of a registration.
 type RegisterRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3095,7 +3161,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[22]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3107,7 +3173,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[22]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3120,7 +3186,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{22}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RegisterRequest) GetSpec() *TensorSpec {
@@ -3166,7 +3232,7 @@ type RegisterResponse struct {
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[23]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3178,7 +3244,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[23]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3191,7 +3257,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{23}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RegisterResponse) GetExists() bool {
@@ -3260,7 +3326,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[24]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3272,7 +3338,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[24]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3285,7 +3351,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{24}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReserveRequest) GetReservation() uint64 {
@@ -3356,7 +3422,7 @@ type Reservation struct {
 
 func (x *Reservation) Reset() {
 	*x = Reservation{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[25]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3368,7 +3434,7 @@ func (x *Reservation) String() string {
 func (*Reservation) ProtoMessage() {}
 
 func (x *Reservation) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[25]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3381,7 +3447,7 @@ func (x *Reservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reservation.ProtoReflect.Descriptor instead.
 func (*Reservation) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{25}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Reservation) GetReservation() uint64 {
@@ -3432,7 +3498,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[26]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3444,7 +3510,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[26]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3457,7 +3523,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{26}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReserveResponse) GetLeaseMs() uint32 {
@@ -3488,7 +3554,7 @@ type SealRequest struct {
 
 func (x *SealRequest) Reset() {
 	*x = SealRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[27]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3500,7 +3566,7 @@ func (x *SealRequest) String() string {
 func (*SealRequest) ProtoMessage() {}
 
 func (x *SealRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[27]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3513,7 +3579,7 @@ func (x *SealRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealRequest.ProtoReflect.Descriptor instead.
 func (*SealRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{27}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SealRequest) GetReservation() uint64 {
@@ -3542,7 +3608,7 @@ type SealResponse struct {
 
 func (x *SealResponse) Reset() {
 	*x = SealResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[28]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3554,7 +3620,7 @@ func (x *SealResponse) String() string {
 func (*SealResponse) ProtoMessage() {}
 
 func (x *SealResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[28]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3567,7 +3633,7 @@ func (x *SealResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealResponse.ProtoReflect.Descriptor instead.
 func (*SealResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{28}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SealResponse) GetRefused() *RefusedReservation {
@@ -3590,7 +3656,7 @@ type RefusedReservation struct {
 
 func (x *RefusedReservation) Reset() {
 	*x = RefusedReservation{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[29]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3602,7 +3668,7 @@ func (x *RefusedReservation) String() string {
 func (*RefusedReservation) ProtoMessage() {}
 
 func (x *RefusedReservation) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[29]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3615,7 +3681,7 @@ func (x *RefusedReservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedReservation.ProtoReflect.Descriptor instead.
 func (*RefusedReservation) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{29}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RefusedReservation) GetReservation() uint64 {
@@ -3648,7 +3714,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[30]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3660,7 +3726,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[30]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3673,7 +3739,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{30}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CommitRequest) GetReservation() uint64 {
@@ -3708,7 +3774,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[31]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3720,7 +3786,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[31]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3733,7 +3799,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{31}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CommitResponse) GetRefused() *RefusedReservation {
@@ -3774,7 +3840,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[32]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3786,7 +3852,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[32]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3799,7 +3865,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{32}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SettleRequest) GetReservations() []uint64 {
@@ -3894,7 +3960,7 @@ type SeatClaim struct {
 
 func (x *SeatClaim) Reset() {
 	*x = SeatClaim{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[33]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3906,7 +3972,7 @@ func (x *SeatClaim) String() string {
 func (*SeatClaim) ProtoMessage() {}
 
 func (x *SeatClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[33]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3919,7 +3985,7 @@ func (x *SeatClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeatClaim.ProtoReflect.Descriptor instead.
 func (*SeatClaim) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{33}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SeatClaim) GetSpace() uint64 {
@@ -3954,7 +4020,7 @@ type SeatVerdict struct {
 
 func (x *SeatVerdict) Reset() {
 	*x = SeatVerdict{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[34]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3966,7 +4032,7 @@ func (x *SeatVerdict) String() string {
 func (*SeatVerdict) ProtoMessage() {}
 
 func (x *SeatVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[34]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3979,7 +4045,7 @@ func (x *SeatVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeatVerdict.ProtoReflect.Descriptor instead.
 func (*SeatVerdict) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{34}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SeatVerdict) GetRefusal() *Refusal {
@@ -4023,7 +4089,7 @@ type SettleResponse struct {
 
 func (x *SettleResponse) Reset() {
 	*x = SettleResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[35]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4035,7 +4101,7 @@ func (x *SettleResponse) String() string {
 func (*SettleResponse) ProtoMessage() {}
 
 func (x *SettleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[35]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4048,7 +4114,7 @@ func (x *SettleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleResponse.ProtoReflect.Descriptor instead.
 func (*SettleResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{35}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SettleResponse) GetCommitted() []uint64 {
@@ -4148,7 +4214,7 @@ type Binding struct {
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[36]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4160,7 +4226,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[36]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4173,7 +4239,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{36}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Binding) GetMode() *Mode {
@@ -4205,7 +4271,7 @@ type ListedTensor struct {
 
 func (x *ListedTensor) Reset() {
 	*x = ListedTensor{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[37]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4217,7 +4283,7 @@ func (x *ListedTensor) String() string {
 func (*ListedTensor) ProtoMessage() {}
 
 func (x *ListedTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[37]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4230,7 +4296,7 @@ func (x *ListedTensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListedTensor.ProtoReflect.Descriptor instead.
 func (*ListedTensor) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{37}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListedTensor) GetName() string {
@@ -4265,7 +4331,7 @@ type Registration struct {
 
 func (x *Registration) Reset() {
 	*x = Registration{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[38]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4277,7 +4343,7 @@ func (x *Registration) String() string {
 func (*Registration) ProtoMessage() {}
 
 func (x *Registration) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[38]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4290,7 +4356,7 @@ func (x *Registration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registration.ProtoReflect.Descriptor instead.
 func (*Registration) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{38}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Registration) GetEntry() *MapEntry {
@@ -4311,7 +4377,7 @@ type UnregisterRequest struct {
 
 func (x *UnregisterRequest) Reset() {
 	*x = UnregisterRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[39]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4323,7 +4389,7 @@ func (x *UnregisterRequest) String() string {
 func (*UnregisterRequest) ProtoMessage() {}
 
 func (x *UnregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[39]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4336,7 +4402,7 @@ func (x *UnregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnregisterRequest.ProtoReflect.Descriptor instead.
 func (*UnregisterRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{39}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *UnregisterRequest) GetName() string {
@@ -4357,7 +4423,7 @@ type UnregisterResponse struct {
 
 func (x *UnregisterResponse) Reset() {
 	*x = UnregisterResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[40]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4369,7 +4435,7 @@ func (x *UnregisterResponse) String() string {
 func (*UnregisterResponse) ProtoMessage() {}
 
 func (x *UnregisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[40]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4382,7 +4448,7 @@ func (x *UnregisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnregisterResponse.ProtoReflect.Descriptor instead.
 func (*UnregisterResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{40}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *UnregisterResponse) GetPlacement() *Placement {
@@ -4403,7 +4469,7 @@ type DropRequest struct {
 
 func (x *DropRequest) Reset() {
 	*x = DropRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[41]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4415,7 +4481,7 @@ func (x *DropRequest) String() string {
 func (*DropRequest) ProtoMessage() {}
 
 func (x *DropRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[41]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4428,7 +4494,7 @@ func (x *DropRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRequest.ProtoReflect.Descriptor instead.
 func (*DropRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{41}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DropRequest) GetSlices() []uint64 {
@@ -4447,7 +4513,7 @@ type DropResponse struct {
 
 func (x *DropResponse) Reset() {
 	*x = DropResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[42]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4459,7 +4525,7 @@ func (x *DropResponse) String() string {
 func (*DropResponse) ProtoMessage() {}
 
 func (x *DropResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[42]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4472,7 +4538,7 @@ func (x *DropResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropResponse.ProtoReflect.Descriptor instead.
 func (*DropResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{42}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{43}
 }
 
 // Asks for counters.
@@ -4486,7 +4552,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[43]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4498,7 +4564,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[43]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4511,7 +4577,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{43}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StatsRequest) GetChanged() []string {
@@ -4552,7 +4618,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[44]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4564,7 +4630,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[44]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4577,7 +4643,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{44}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StatsResponse) GetCounters() map[string]uint64 {
@@ -4669,7 +4735,7 @@ type GroupState struct {
 
 func (x *GroupState) Reset() {
 	*x = GroupState{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[45]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4681,7 +4747,7 @@ func (x *GroupState) String() string {
 func (*GroupState) ProtoMessage() {}
 
 func (x *GroupState) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[45]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4694,7 +4760,7 @@ func (x *GroupState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupState.ProtoReflect.Descriptor instead.
 func (*GroupState) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{45}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GroupState) GetName() string {
@@ -4751,7 +4817,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[46]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4763,7 +4829,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[46]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4776,7 +4842,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{46}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Session) GetName() string {
@@ -4856,7 +4922,7 @@ type Mode struct {
 
 func (x *Mode) Reset() {
 	*x = Mode{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[47]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4868,7 +4934,7 @@ func (x *Mode) String() string {
 func (*Mode) ProtoMessage() {}
 
 func (x *Mode) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[47]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4881,7 +4947,7 @@ func (x *Mode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mode.ProtoReflect.Descriptor instead.
 func (*Mode) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{47}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Mode) GetKind() ModeKind {
@@ -5013,7 +5079,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[48]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5025,7 +5091,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[48]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5038,7 +5104,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{48}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *JoinRequest) GetClient() uint64 {
@@ -5112,7 +5178,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[49]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5124,7 +5190,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[49]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5137,7 +5203,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{49}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *JoinResponse) GetClock() uint64 {
@@ -5176,7 +5242,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[50]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5188,7 +5254,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[50]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5201,7 +5267,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{50}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *LeaveRequest) GetClient() uint64 {
@@ -5234,7 +5300,7 @@ type LeaveResponse struct {
 
 func (x *LeaveResponse) Reset() {
 	*x = LeaveResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[51]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5246,7 +5312,7 @@ func (x *LeaveResponse) String() string {
 func (*LeaveResponse) ProtoMessage() {}
 
 func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[51]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5259,7 +5325,7 @@ func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveResponse.ProtoReflect.Descriptor instead.
 func (*LeaveResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{51}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{52}
 }
 
 // Reports a worker's progress.
@@ -5286,7 +5352,7 @@ type AdvanceRequest struct {
 
 func (x *AdvanceRequest) Reset() {
 	*x = AdvanceRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[52]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5298,7 +5364,7 @@ func (x *AdvanceRequest) String() string {
 func (*AdvanceRequest) ProtoMessage() {}
 
 func (x *AdvanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[52]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5311,7 +5377,7 @@ func (x *AdvanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceRequest.ProtoReflect.Descriptor instead.
 func (*AdvanceRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{52}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *AdvanceRequest) GetClient() uint64 {
@@ -5380,7 +5446,7 @@ type AdvanceResponse struct {
 
 func (x *AdvanceResponse) Reset() {
 	*x = AdvanceResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[53]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5392,7 +5458,7 @@ func (x *AdvanceResponse) String() string {
 func (*AdvanceResponse) ProtoMessage() {}
 
 func (x *AdvanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[53]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5405,7 +5471,7 @@ func (x *AdvanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceResponse.ProtoReflect.Descriptor instead.
 func (*AdvanceResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{53}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *AdvanceResponse) GetReady() bool {
@@ -5467,7 +5533,7 @@ type PortionRequest struct {
 
 func (x *PortionRequest) Reset() {
 	*x = PortionRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[54]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5479,7 +5545,7 @@ func (x *PortionRequest) String() string {
 func (*PortionRequest) ProtoMessage() {}
 
 func (x *PortionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[54]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5492,7 +5558,7 @@ func (x *PortionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortionRequest.ProtoReflect.Descriptor instead.
 func (*PortionRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{54}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PortionRequest) GetClient() uint64 {
@@ -5591,7 +5657,7 @@ type PortionResponse struct {
 
 func (x *PortionResponse) Reset() {
 	*x = PortionResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[55]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5603,7 +5669,7 @@ func (x *PortionResponse) String() string {
 func (*PortionResponse) ProtoMessage() {}
 
 func (x *PortionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[55]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5616,7 +5682,7 @@ func (x *PortionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortionResponse.ProtoReflect.Descriptor instead.
 func (*PortionResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{55}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PortionResponse) GetRun() uint64 {
@@ -5678,7 +5744,7 @@ type OpenSpaceRequest struct {
 
 func (x *OpenSpaceRequest) Reset() {
 	*x = OpenSpaceRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[56]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5690,7 +5756,7 @@ func (x *OpenSpaceRequest) String() string {
 func (*OpenSpaceRequest) ProtoMessage() {}
 
 func (x *OpenSpaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[56]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5703,7 +5769,7 @@ func (x *OpenSpaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSpaceRequest.ProtoReflect.Descriptor instead.
 func (*OpenSpaceRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{56}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *OpenSpaceRequest) GetClient() uint64 {
@@ -5772,7 +5838,7 @@ type OpenSpaceResponse struct {
 
 func (x *OpenSpaceResponse) Reset() {
 	*x = OpenSpaceResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[57]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5784,7 +5850,7 @@ func (x *OpenSpaceResponse) String() string {
 func (*OpenSpaceResponse) ProtoMessage() {}
 
 func (x *OpenSpaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[57]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5797,7 +5863,7 @@ func (x *OpenSpaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSpaceResponse.ProtoReflect.Descriptor instead.
 func (*OpenSpaceResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{57}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *OpenSpaceResponse) GetSpace() uint64 {
@@ -5841,7 +5907,7 @@ type CloseSpaceRequest struct {
 
 func (x *CloseSpaceRequest) Reset() {
 	*x = CloseSpaceRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[58]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5853,7 +5919,7 @@ func (x *CloseSpaceRequest) String() string {
 func (*CloseSpaceRequest) ProtoMessage() {}
 
 func (x *CloseSpaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[58]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5866,7 +5932,7 @@ func (x *CloseSpaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSpaceRequest.ProtoReflect.Descriptor instead.
 func (*CloseSpaceRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{58}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CloseSpaceRequest) GetClient() uint64 {
@@ -5892,7 +5958,7 @@ type CloseSpaceResponse struct {
 
 func (x *CloseSpaceResponse) Reset() {
 	*x = CloseSpaceResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[59]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5904,7 +5970,7 @@ func (x *CloseSpaceResponse) String() string {
 func (*CloseSpaceResponse) ProtoMessage() {}
 
 func (x *CloseSpaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[59]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5917,7 +5983,7 @@ func (x *CloseSpaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSpaceResponse.ProtoReflect.Descriptor instead.
 func (*CloseSpaceResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{59}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{60}
 }
 
 // Asks for the open spaces.
@@ -5931,7 +5997,7 @@ type ListSpacesRequest struct {
 
 func (x *ListSpacesRequest) Reset() {
 	*x = ListSpacesRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[60]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5943,7 +6009,7 @@ func (x *ListSpacesRequest) String() string {
 func (*ListSpacesRequest) ProtoMessage() {}
 
 func (x *ListSpacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[60]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5956,7 +6022,7 @@ func (x *ListSpacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSpacesRequest.ProtoReflect.Descriptor instead.
 func (*ListSpacesRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{60}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListSpacesRequest) GetAfter() string {
@@ -5979,7 +6045,7 @@ type ListSpacesResponse struct {
 
 func (x *ListSpacesResponse) Reset() {
 	*x = ListSpacesResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[61]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5991,7 +6057,7 @@ func (x *ListSpacesResponse) String() string {
 func (*ListSpacesResponse) ProtoMessage() {}
 
 func (x *ListSpacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[61]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6004,7 +6070,7 @@ func (x *ListSpacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSpacesResponse.ProtoReflect.Descriptor instead.
 func (*ListSpacesResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{61}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListSpacesResponse) GetSpaces() []*SpaceEntry {
@@ -6042,7 +6108,7 @@ type SpaceEntry struct {
 
 func (x *SpaceEntry) Reset() {
 	*x = SpaceEntry{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[62]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6054,7 +6120,7 @@ func (x *SpaceEntry) String() string {
 func (*SpaceEntry) ProtoMessage() {}
 
 func (x *SpaceEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[62]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6067,7 +6133,7 @@ func (x *SpaceEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceEntry.ProtoReflect.Descriptor instead.
 func (*SpaceEntry) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{62}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *SpaceEntry) GetSpace() uint64 {
@@ -6133,7 +6199,7 @@ type CoordinateRequest struct {
 
 func (x *CoordinateRequest) Reset() {
 	*x = CoordinateRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[63]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6145,7 +6211,7 @@ func (x *CoordinateRequest) String() string {
 func (*CoordinateRequest) ProtoMessage() {}
 
 func (x *CoordinateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[63]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6158,7 +6224,7 @@ func (x *CoordinateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinateRequest.ProtoReflect.Descriptor instead.
 func (*CoordinateRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{63}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *CoordinateRequest) GetClient() uint64 {
@@ -6216,7 +6282,7 @@ type CoordinateResponse struct {
 
 func (x *CoordinateResponse) Reset() {
 	*x = CoordinateResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[64]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6228,7 +6294,7 @@ func (x *CoordinateResponse) String() string {
 func (*CoordinateResponse) ProtoMessage() {}
 
 func (x *CoordinateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[64]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6241,7 +6307,7 @@ func (x *CoordinateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinateResponse.ProtoReflect.Descriptor instead.
 func (*CoordinateResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{64}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *CoordinateResponse) GetTerm() uint64 {
@@ -6281,7 +6347,7 @@ type BatchTask struct {
 
 func (x *BatchTask) Reset() {
 	*x = BatchTask{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[65]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6293,7 +6359,7 @@ func (x *BatchTask) String() string {
 func (*BatchTask) ProtoMessage() {}
 
 func (x *BatchTask) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[65]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6306,7 +6372,7 @@ func (x *BatchTask) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchTask.ProtoReflect.Descriptor instead.
 func (*BatchTask) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{65}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *BatchTask) GetBatch() uint64 {
@@ -6379,7 +6445,7 @@ type BatchRequest struct {
 
 func (x *BatchRequest) Reset() {
 	*x = BatchRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[66]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6391,7 +6457,7 @@ func (x *BatchRequest) String() string {
 func (*BatchRequest) ProtoMessage() {}
 
 func (x *BatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[66]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6404,7 +6470,7 @@ func (x *BatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchRequest.ProtoReflect.Descriptor instead.
 func (*BatchRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{66}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *BatchRequest) GetClient() uint64 {
@@ -6478,7 +6544,7 @@ type BatchResponse struct {
 
 func (x *BatchResponse) Reset() {
 	*x = BatchResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[67]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6490,7 +6556,7 @@ func (x *BatchResponse) String() string {
 func (*BatchResponse) ProtoMessage() {}
 
 func (x *BatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[67]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6503,7 +6569,7 @@ func (x *BatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchResponse.ProtoReflect.Descriptor instead.
 func (*BatchResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{67}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *BatchResponse) GetBatch() uint64 {
@@ -6593,7 +6659,7 @@ type PortionFailure struct {
 
 func (x *PortionFailure) Reset() {
 	*x = PortionFailure{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[68]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6605,7 +6671,7 @@ func (x *PortionFailure) String() string {
 func (*PortionFailure) ProtoMessage() {}
 
 func (x *PortionFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[68]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6618,7 +6684,7 @@ func (x *PortionFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortionFailure.ProtoReflect.Descriptor instead.
 func (*PortionFailure) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{68}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PortionFailure) GetReplica() string {
@@ -6668,7 +6734,7 @@ type PortionReport struct {
 
 func (x *PortionReport) Reset() {
 	*x = PortionReport{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[69]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6680,7 +6746,7 @@ func (x *PortionReport) String() string {
 func (*PortionReport) ProtoMessage() {}
 
 func (x *PortionReport) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[69]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6693,7 +6759,7 @@ func (x *PortionReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortionReport.ProtoReflect.Descriptor instead.
 func (*PortionReport) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{69}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *PortionReport) GetBatch() uint64 {
@@ -6756,7 +6822,7 @@ type BatchPortionRequest struct {
 
 func (x *BatchPortionRequest) Reset() {
 	*x = BatchPortionRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[70]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6768,7 +6834,7 @@ func (x *BatchPortionRequest) String() string {
 func (*BatchPortionRequest) ProtoMessage() {}
 
 func (x *BatchPortionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[70]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6781,7 +6847,7 @@ func (x *BatchPortionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchPortionRequest.ProtoReflect.Descriptor instead.
 func (*BatchPortionRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{70}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *BatchPortionRequest) GetClient() uint64 {
@@ -6851,7 +6917,7 @@ type BatchPortionResponse struct {
 
 func (x *BatchPortionResponse) Reset() {
 	*x = BatchPortionResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[71]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6863,7 +6929,7 @@ func (x *BatchPortionResponse) String() string {
 func (*BatchPortionResponse) ProtoMessage() {}
 
 func (x *BatchPortionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[71]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6876,7 +6942,7 @@ func (x *BatchPortionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchPortionResponse.ProtoReflect.Descriptor instead.
 func (*BatchPortionResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{71}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *BatchPortionResponse) GetGiven() *GivenPortion {
@@ -6905,7 +6971,7 @@ type GivenPortion struct {
 
 func (x *GivenPortion) Reset() {
 	*x = GivenPortion{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[72]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6917,7 +6983,7 @@ func (x *GivenPortion) String() string {
 func (*GivenPortion) ProtoMessage() {}
 
 func (x *GivenPortion) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[72]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6930,7 +6996,7 @@ func (x *GivenPortion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GivenPortion.ProtoReflect.Descriptor instead.
 func (*GivenPortion) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{72}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *GivenPortion) GetSpace() uint64 {
@@ -6981,7 +7047,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[73]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6993,7 +7059,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[73]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7006,7 +7072,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{73}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CheckpointRequest) GetGroup() string {
@@ -7038,7 +7104,7 @@ type HoldRequest struct {
 
 func (x *HoldRequest) Reset() {
 	*x = HoldRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[74]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7050,7 +7116,7 @@ func (x *HoldRequest) String() string {
 func (*HoldRequest) ProtoMessage() {}
 
 func (x *HoldRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[74]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7063,7 +7129,7 @@ func (x *HoldRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldRequest.ProtoReflect.Descriptor instead.
 func (*HoldRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{74}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *HoldRequest) GetCut() uint64 {
@@ -7089,7 +7155,7 @@ type HoldResponse struct {
 
 func (x *HoldResponse) Reset() {
 	*x = HoldResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[75]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7101,7 +7167,7 @@ func (x *HoldResponse) String() string {
 func (*HoldResponse) ProtoMessage() {}
 
 func (x *HoldResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[75]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7114,7 +7180,7 @@ func (x *HoldResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldResponse.ProtoReflect.Descriptor instead.
 func (*HoldResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{75}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{76}
 }
 
 // Names a moment.
@@ -7130,7 +7196,7 @@ type MarkRequest struct {
 
 func (x *MarkRequest) Reset() {
 	*x = MarkRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[76]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7142,7 +7208,7 @@ func (x *MarkRequest) String() string {
 func (*MarkRequest) ProtoMessage() {}
 
 func (x *MarkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[76]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7155,7 +7221,7 @@ func (x *MarkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkRequest.ProtoReflect.Descriptor instead.
 func (*MarkRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{76}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *MarkRequest) GetName() string {
@@ -7181,7 +7247,7 @@ type MarkResponse struct {
 
 func (x *MarkResponse) Reset() {
 	*x = MarkResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[77]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7193,7 +7259,7 @@ func (x *MarkResponse) String() string {
 func (*MarkResponse) ProtoMessage() {}
 
 func (x *MarkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[77]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7206,7 +7272,7 @@ func (x *MarkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkResponse.ProtoReflect.Descriptor instead.
 func (*MarkResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{77}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{78}
 }
 
 // A durable snapshot.
@@ -7226,7 +7292,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[78]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7238,7 +7304,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[78]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7251,7 +7317,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{78}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *CheckpointResponse) GetSnapshot() uint64 {
@@ -7532,11 +7598,16 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\rGetMapRequest\x12\x14\n" +
 	"\x05names\x18\x01 \x03(\tR\x05names\x12\x14\n" +
 	"\x05after\x18\x02 \x01(\tR\x05after\x12\x1b\n" +
-	"\tpage_size\x18\x03 \x01(\rR\bpageSize\"i\n" +
+	"\tpage_size\x18\x03 \x01(\rR\bpageSize\"\x98\x01\n" +
 	"\x0eGetMapResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x06R\x05epoch\x12-\n" +
 	"\aentries\x18\x02 \x03(\v2\x13.fastps.v1.MapEntryR\aentries\x12\x12\n" +
-	"\x04next\x18\x03 \x01(\tR\x04next\"\x81\x01\n" +
+	"\x04next\x18\x03 \x01(\tR\x04next\x12-\n" +
+	"\x06owners\x18\x04 \x03(\v2\x15.fastps.v1.ShardOwnerR\x06owners\":\n" +
+	"\n" +
+	"ShardOwner\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\"\x81\x01\n" +
 	"\x0fRegisterRequest\x12)\n" +
 	"\x04spec\x18\x01 \x01(\v2\x15.fastps.v1.TensorSpecR\x04spec\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\x06R\x06client\x12+\n" +
@@ -8013,7 +8084,7 @@ func file_fastps_v1_fastps_proto_rawDescGZIP() []byte {
 }
 
 var file_fastps_v1_fastps_proto_enumTypes = make([]protoimpl.EnumInfo, 14)
-var file_fastps_v1_fastps_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
+var file_fastps_v1_fastps_proto_msgTypes = make([]protoimpl.MessageInfo, 84)
 var file_fastps_v1_fastps_proto_goTypes = []any{
 	(Role)(0),                             // 0: fastps.v1.Role
 	(Ack)(0),                              // 1: fastps.v1.Ack
@@ -8051,69 +8122,70 @@ var file_fastps_v1_fastps_proto_goTypes = []any{
 	(*MapEntry)(nil),                      // 33: fastps.v1.MapEntry
 	(*GetMapRequest)(nil),                 // 34: fastps.v1.GetMapRequest
 	(*GetMapResponse)(nil),                // 35: fastps.v1.GetMapResponse
-	(*RegisterRequest)(nil),               // 36: fastps.v1.RegisterRequest
-	(*RegisterResponse)(nil),              // 37: fastps.v1.RegisterResponse
-	(*ReserveRequest)(nil),                // 38: fastps.v1.ReserveRequest
-	(*Reservation)(nil),                   // 39: fastps.v1.Reservation
-	(*ReserveResponse)(nil),               // 40: fastps.v1.ReserveResponse
-	(*SealRequest)(nil),                   // 41: fastps.v1.SealRequest
-	(*SealResponse)(nil),                  // 42: fastps.v1.SealResponse
-	(*RefusedReservation)(nil),            // 43: fastps.v1.RefusedReservation
-	(*CommitRequest)(nil),                 // 44: fastps.v1.CommitRequest
-	(*CommitResponse)(nil),                // 45: fastps.v1.CommitResponse
-	(*SettleRequest)(nil),                 // 46: fastps.v1.SettleRequest
-	(*SeatClaim)(nil),                     // 47: fastps.v1.SeatClaim
-	(*SeatVerdict)(nil),                   // 48: fastps.v1.SeatVerdict
-	(*SettleResponse)(nil),                // 49: fastps.v1.SettleResponse
-	(*Binding)(nil),                       // 50: fastps.v1.Binding
-	(*ListedTensor)(nil),                  // 51: fastps.v1.ListedTensor
-	(*Registration)(nil),                  // 52: fastps.v1.Registration
-	(*UnregisterRequest)(nil),             // 53: fastps.v1.UnregisterRequest
-	(*UnregisterResponse)(nil),            // 54: fastps.v1.UnregisterResponse
-	(*DropRequest)(nil),                   // 55: fastps.v1.DropRequest
-	(*DropResponse)(nil),                  // 56: fastps.v1.DropResponse
-	(*StatsRequest)(nil),                  // 57: fastps.v1.StatsRequest
-	(*StatsResponse)(nil),                 // 58: fastps.v1.StatsResponse
-	(*GroupState)(nil),                    // 59: fastps.v1.GroupState
-	(*Session)(nil),                       // 60: fastps.v1.Session
-	(*Mode)(nil),                          // 61: fastps.v1.Mode
-	(*JoinRequest)(nil),                   // 62: fastps.v1.JoinRequest
-	(*JoinResponse)(nil),                  // 63: fastps.v1.JoinResponse
-	(*LeaveRequest)(nil),                  // 64: fastps.v1.LeaveRequest
-	(*LeaveResponse)(nil),                 // 65: fastps.v1.LeaveResponse
-	(*AdvanceRequest)(nil),                // 66: fastps.v1.AdvanceRequest
-	(*AdvanceResponse)(nil),               // 67: fastps.v1.AdvanceResponse
-	(*PortionRequest)(nil),                // 68: fastps.v1.PortionRequest
-	(*PortionResponse)(nil),               // 69: fastps.v1.PortionResponse
-	(*OpenSpaceRequest)(nil),              // 70: fastps.v1.OpenSpaceRequest
-	(*OpenSpaceResponse)(nil),             // 71: fastps.v1.OpenSpaceResponse
-	(*CloseSpaceRequest)(nil),             // 72: fastps.v1.CloseSpaceRequest
-	(*CloseSpaceResponse)(nil),            // 73: fastps.v1.CloseSpaceResponse
-	(*ListSpacesRequest)(nil),             // 74: fastps.v1.ListSpacesRequest
-	(*ListSpacesResponse)(nil),            // 75: fastps.v1.ListSpacesResponse
-	(*SpaceEntry)(nil),                    // 76: fastps.v1.SpaceEntry
-	(*CoordinateRequest)(nil),             // 77: fastps.v1.CoordinateRequest
-	(*CoordinateResponse)(nil),            // 78: fastps.v1.CoordinateResponse
-	(*BatchTask)(nil),                     // 79: fastps.v1.BatchTask
-	(*BatchRequest)(nil),                  // 80: fastps.v1.BatchRequest
-	(*BatchResponse)(nil),                 // 81: fastps.v1.BatchResponse
-	(*PortionFailure)(nil),                // 82: fastps.v1.PortionFailure
-	(*PortionReport)(nil),                 // 83: fastps.v1.PortionReport
-	(*BatchPortionRequest)(nil),           // 84: fastps.v1.BatchPortionRequest
-	(*BatchPortionResponse)(nil),          // 85: fastps.v1.BatchPortionResponse
-	(*GivenPortion)(nil),                  // 86: fastps.v1.GivenPortion
-	(*CheckpointRequest)(nil),             // 87: fastps.v1.CheckpointRequest
-	(*HoldRequest)(nil),                   // 88: fastps.v1.HoldRequest
-	(*HoldResponse)(nil),                  // 89: fastps.v1.HoldResponse
-	(*MarkRequest)(nil),                   // 90: fastps.v1.MarkRequest
-	(*MarkResponse)(nil),                  // 91: fastps.v1.MarkResponse
-	(*CheckpointResponse)(nil),            // 92: fastps.v1.CheckpointResponse
-	nil,                                   // 93: fastps.v1.Optimizer.SettingsEntry
-	nil,                                   // 94: fastps.v1.StatsResponse.CountersEntry
-	nil,                                   // 95: fastps.v1.StatsResponse.ChangedMsAgoEntry
-	nil,                                   // 96: fastps.v1.StatsResponse.VersionsEntry
-	(*descriptorpb.MethodOptions)(nil),    // 97: google.protobuf.MethodOptions
-	(*descriptorpb.EnumValueOptions)(nil), // 98: google.protobuf.EnumValueOptions
+	(*ShardOwner)(nil),                    // 36: fastps.v1.ShardOwner
+	(*RegisterRequest)(nil),               // 37: fastps.v1.RegisterRequest
+	(*RegisterResponse)(nil),              // 38: fastps.v1.RegisterResponse
+	(*ReserveRequest)(nil),                // 39: fastps.v1.ReserveRequest
+	(*Reservation)(nil),                   // 40: fastps.v1.Reservation
+	(*ReserveResponse)(nil),               // 41: fastps.v1.ReserveResponse
+	(*SealRequest)(nil),                   // 42: fastps.v1.SealRequest
+	(*SealResponse)(nil),                  // 43: fastps.v1.SealResponse
+	(*RefusedReservation)(nil),            // 44: fastps.v1.RefusedReservation
+	(*CommitRequest)(nil),                 // 45: fastps.v1.CommitRequest
+	(*CommitResponse)(nil),                // 46: fastps.v1.CommitResponse
+	(*SettleRequest)(nil),                 // 47: fastps.v1.SettleRequest
+	(*SeatClaim)(nil),                     // 48: fastps.v1.SeatClaim
+	(*SeatVerdict)(nil),                   // 49: fastps.v1.SeatVerdict
+	(*SettleResponse)(nil),                // 50: fastps.v1.SettleResponse
+	(*Binding)(nil),                       // 51: fastps.v1.Binding
+	(*ListedTensor)(nil),                  // 52: fastps.v1.ListedTensor
+	(*Registration)(nil),                  // 53: fastps.v1.Registration
+	(*UnregisterRequest)(nil),             // 54: fastps.v1.UnregisterRequest
+	(*UnregisterResponse)(nil),            // 55: fastps.v1.UnregisterResponse
+	(*DropRequest)(nil),                   // 56: fastps.v1.DropRequest
+	(*DropResponse)(nil),                  // 57: fastps.v1.DropResponse
+	(*StatsRequest)(nil),                  // 58: fastps.v1.StatsRequest
+	(*StatsResponse)(nil),                 // 59: fastps.v1.StatsResponse
+	(*GroupState)(nil),                    // 60: fastps.v1.GroupState
+	(*Session)(nil),                       // 61: fastps.v1.Session
+	(*Mode)(nil),                          // 62: fastps.v1.Mode
+	(*JoinRequest)(nil),                   // 63: fastps.v1.JoinRequest
+	(*JoinResponse)(nil),                  // 64: fastps.v1.JoinResponse
+	(*LeaveRequest)(nil),                  // 65: fastps.v1.LeaveRequest
+	(*LeaveResponse)(nil),                 // 66: fastps.v1.LeaveResponse
+	(*AdvanceRequest)(nil),                // 67: fastps.v1.AdvanceRequest
+	(*AdvanceResponse)(nil),               // 68: fastps.v1.AdvanceResponse
+	(*PortionRequest)(nil),                // 69: fastps.v1.PortionRequest
+	(*PortionResponse)(nil),               // 70: fastps.v1.PortionResponse
+	(*OpenSpaceRequest)(nil),              // 71: fastps.v1.OpenSpaceRequest
+	(*OpenSpaceResponse)(nil),             // 72: fastps.v1.OpenSpaceResponse
+	(*CloseSpaceRequest)(nil),             // 73: fastps.v1.CloseSpaceRequest
+	(*CloseSpaceResponse)(nil),            // 74: fastps.v1.CloseSpaceResponse
+	(*ListSpacesRequest)(nil),             // 75: fastps.v1.ListSpacesRequest
+	(*ListSpacesResponse)(nil),            // 76: fastps.v1.ListSpacesResponse
+	(*SpaceEntry)(nil),                    // 77: fastps.v1.SpaceEntry
+	(*CoordinateRequest)(nil),             // 78: fastps.v1.CoordinateRequest
+	(*CoordinateResponse)(nil),            // 79: fastps.v1.CoordinateResponse
+	(*BatchTask)(nil),                     // 80: fastps.v1.BatchTask
+	(*BatchRequest)(nil),                  // 81: fastps.v1.BatchRequest
+	(*BatchResponse)(nil),                 // 82: fastps.v1.BatchResponse
+	(*PortionFailure)(nil),                // 83: fastps.v1.PortionFailure
+	(*PortionReport)(nil),                 // 84: fastps.v1.PortionReport
+	(*BatchPortionRequest)(nil),           // 85: fastps.v1.BatchPortionRequest
+	(*BatchPortionResponse)(nil),          // 86: fastps.v1.BatchPortionResponse
+	(*GivenPortion)(nil),                  // 87: fastps.v1.GivenPortion
+	(*CheckpointRequest)(nil),             // 88: fastps.v1.CheckpointRequest
+	(*HoldRequest)(nil),                   // 89: fastps.v1.HoldRequest
+	(*HoldResponse)(nil),                  // 90: fastps.v1.HoldResponse
+	(*MarkRequest)(nil),                   // 91: fastps.v1.MarkRequest
+	(*MarkResponse)(nil),                  // 92: fastps.v1.MarkResponse
+	(*CheckpointResponse)(nil),            // 93: fastps.v1.CheckpointResponse
+	nil,                                   // 94: fastps.v1.Optimizer.SettingsEntry
+	nil,                                   // 95: fastps.v1.StatsResponse.CountersEntry
+	nil,                                   // 96: fastps.v1.StatsResponse.ChangedMsAgoEntry
+	nil,                                   // 97: fastps.v1.StatsResponse.VersionsEntry
+	(*descriptorpb.MethodOptions)(nil),    // 98: google.protobuf.MethodOptions
+	(*descriptorpb.EnumValueOptions)(nil), // 99: google.protobuf.EnumValueOptions
 }
 var file_fastps_v1_fastps_proto_depIdxs = []int32{
 	15, // 0: fastps.v1.Frame.header:type_name -> fastps.v1.Header
@@ -8135,7 +8207,7 @@ var file_fastps_v1_fastps_proto_depIdxs = []int32{
 	1,  // 16: fastps.v1.HelloRequest.ack:type_name -> fastps.v1.Ack
 	27, // 17: fastps.v1.HelloRequest.report:type_name -> fastps.v1.WorkerReport
 	0,  // 18: fastps.v1.HelloResponse.role:type_name -> fastps.v1.Role
-	93, // 19: fastps.v1.Optimizer.settings:type_name -> fastps.v1.Optimizer.SettingsEntry
+	94, // 19: fastps.v1.Optimizer.settings:type_name -> fastps.v1.Optimizer.SettingsEntry
 	2,  // 20: fastps.v1.TensorSpec.dtype:type_name -> fastps.v1.DType
 	3,  // 21: fastps.v1.TensorSpec.apply:type_name -> fastps.v1.Apply
 	29, // 22: fastps.v1.TensorSpec.optimizer:type_name -> fastps.v1.Optimizer
@@ -8144,104 +8216,105 @@ var file_fastps_v1_fastps_proto_depIdxs = []int32{
 	30, // 25: fastps.v1.MapEntry.spec:type_name -> fastps.v1.TensorSpec
 	32, // 26: fastps.v1.MapEntry.placement:type_name -> fastps.v1.Placement
 	33, // 27: fastps.v1.GetMapResponse.entries:type_name -> fastps.v1.MapEntry
-	30, // 28: fastps.v1.RegisterRequest.spec:type_name -> fastps.v1.TensorSpec
-	30, // 29: fastps.v1.RegisterRequest.specs:type_name -> fastps.v1.TensorSpec
-	32, // 30: fastps.v1.RegisterResponse.placement:type_name -> fastps.v1.Placement
-	37, // 31: fastps.v1.RegisterResponse.outcomes:type_name -> fastps.v1.RegisterResponse
-	30, // 32: fastps.v1.ReserveRequest.spec:type_name -> fastps.v1.TensorSpec
-	39, // 33: fastps.v1.ReserveRequest.reservations:type_name -> fastps.v1.Reservation
-	30, // 34: fastps.v1.Reservation.spec:type_name -> fastps.v1.TensorSpec
-	43, // 35: fastps.v1.SealResponse.refused:type_name -> fastps.v1.RefusedReservation
-	25, // 36: fastps.v1.RefusedReservation.refusal:type_name -> fastps.v1.Refusal
-	43, // 37: fastps.v1.CommitResponse.refused:type_name -> fastps.v1.RefusedReservation
-	47, // 38: fastps.v1.SettleRequest.seat:type_name -> fastps.v1.SeatClaim
-	25, // 39: fastps.v1.SeatVerdict.refusal:type_name -> fastps.v1.Refusal
-	52, // 40: fastps.v1.SettleResponse.registration:type_name -> fastps.v1.Registration
-	50, // 41: fastps.v1.SettleResponse.binding:type_name -> fastps.v1.Binding
-	76, // 42: fastps.v1.SettleResponse.space:type_name -> fastps.v1.SpaceEntry
-	48, // 43: fastps.v1.SettleResponse.seat:type_name -> fastps.v1.SeatVerdict
-	51, // 44: fastps.v1.SettleResponse.listed:type_name -> fastps.v1.ListedTensor
-	52, // 45: fastps.v1.SettleResponse.registrations:type_name -> fastps.v1.Registration
-	61, // 46: fastps.v1.Binding.mode:type_name -> fastps.v1.Mode
-	33, // 47: fastps.v1.Registration.entry:type_name -> fastps.v1.MapEntry
-	32, // 48: fastps.v1.UnregisterResponse.placement:type_name -> fastps.v1.Placement
-	94, // 49: fastps.v1.StatsResponse.counters:type_name -> fastps.v1.StatsResponse.CountersEntry
-	60, // 50: fastps.v1.StatsResponse.sessions:type_name -> fastps.v1.Session
-	95, // 51: fastps.v1.StatsResponse.changed_ms_ago:type_name -> fastps.v1.StatsResponse.ChangedMsAgoEntry
-	59, // 52: fastps.v1.StatsResponse.groups:type_name -> fastps.v1.GroupState
-	96, // 53: fastps.v1.StatsResponse.versions:type_name -> fastps.v1.StatsResponse.VersionsEntry
-	27, // 54: fastps.v1.Session.report:type_name -> fastps.v1.WorkerReport
-	9,  // 55: fastps.v1.Mode.kind:type_name -> fastps.v1.ModeKind
-	61, // 56: fastps.v1.JoinRequest.mode:type_name -> fastps.v1.Mode
-	10, // 57: fastps.v1.JoinRequest.presence:type_name -> fastps.v1.Presence
-	11, // 58: fastps.v1.PortionRequest.then:type_name -> fastps.v1.PortionThen
-	76, // 59: fastps.v1.ListSpacesResponse.spaces:type_name -> fastps.v1.SpaceEntry
-	12, // 60: fastps.v1.CoordinateRequest.action:type_name -> fastps.v1.SeatAction
-	79, // 61: fastps.v1.BatchRequest.task:type_name -> fastps.v1.BatchTask
-	82, // 62: fastps.v1.BatchResponse.failures:type_name -> fastps.v1.PortionFailure
-	13, // 63: fastps.v1.PortionFailure.kind:type_name -> fastps.v1.PortionFailureKind
-	13, // 64: fastps.v1.PortionReport.failure:type_name -> fastps.v1.PortionFailureKind
-	83, // 65: fastps.v1.BatchPortionRequest.report:type_name -> fastps.v1.PortionReport
-	11, // 66: fastps.v1.BatchPortionRequest.then:type_name -> fastps.v1.PortionThen
-	86, // 67: fastps.v1.BatchPortionResponse.given:type_name -> fastps.v1.GivenPortion
-	79, // 68: fastps.v1.GivenPortion.task:type_name -> fastps.v1.BatchTask
-	97, // 69: fastps.v1.least_role:extendee -> google.protobuf.MethodOptions
-	98, // 70: fastps.v1.least_role_of_kind:extendee -> google.protobuf.EnumValueOptions
-	0,  // 71: fastps.v1.least_role:type_name -> fastps.v1.Role
-	0,  // 72: fastps.v1.least_role_of_kind:type_name -> fastps.v1.Role
-	26, // 73: fastps.v1.Control.Hello:input_type -> fastps.v1.HelloRequest
-	34, // 74: fastps.v1.Control.GetMap:input_type -> fastps.v1.GetMapRequest
-	36, // 75: fastps.v1.Control.Register:input_type -> fastps.v1.RegisterRequest
-	38, // 76: fastps.v1.Control.Reserve:input_type -> fastps.v1.ReserveRequest
-	41, // 77: fastps.v1.Control.Seal:input_type -> fastps.v1.SealRequest
-	44, // 78: fastps.v1.Control.Commit:input_type -> fastps.v1.CommitRequest
-	46, // 79: fastps.v1.Control.Settle:input_type -> fastps.v1.SettleRequest
-	53, // 80: fastps.v1.Control.Unregister:input_type -> fastps.v1.UnregisterRequest
-	55, // 81: fastps.v1.Control.Drop:input_type -> fastps.v1.DropRequest
-	57, // 82: fastps.v1.Control.Stats:input_type -> fastps.v1.StatsRequest
-	62, // 83: fastps.v1.Control.Join:input_type -> fastps.v1.JoinRequest
-	64, // 84: fastps.v1.Control.Leave:input_type -> fastps.v1.LeaveRequest
-	66, // 85: fastps.v1.Control.Advance:input_type -> fastps.v1.AdvanceRequest
-	68, // 86: fastps.v1.Control.Portion:input_type -> fastps.v1.PortionRequest
-	70, // 87: fastps.v1.Control.OpenSpace:input_type -> fastps.v1.OpenSpaceRequest
-	72, // 88: fastps.v1.Control.CloseSpace:input_type -> fastps.v1.CloseSpaceRequest
-	74, // 89: fastps.v1.Control.ListSpaces:input_type -> fastps.v1.ListSpacesRequest
-	77, // 90: fastps.v1.Control.Coordinate:input_type -> fastps.v1.CoordinateRequest
-	80, // 91: fastps.v1.Control.Batch:input_type -> fastps.v1.BatchRequest
-	84, // 92: fastps.v1.Control.BatchPortion:input_type -> fastps.v1.BatchPortionRequest
-	87, // 93: fastps.v1.Control.Checkpoint:input_type -> fastps.v1.CheckpointRequest
-	88, // 94: fastps.v1.Control.Hold:input_type -> fastps.v1.HoldRequest
-	90, // 95: fastps.v1.Control.Mark:input_type -> fastps.v1.MarkRequest
-	14, // 96: fastps.v1.Data.Exchange:input_type -> fastps.v1.Frame
-	28, // 97: fastps.v1.Control.Hello:output_type -> fastps.v1.HelloResponse
-	35, // 98: fastps.v1.Control.GetMap:output_type -> fastps.v1.GetMapResponse
-	37, // 99: fastps.v1.Control.Register:output_type -> fastps.v1.RegisterResponse
-	40, // 100: fastps.v1.Control.Reserve:output_type -> fastps.v1.ReserveResponse
-	42, // 101: fastps.v1.Control.Seal:output_type -> fastps.v1.SealResponse
-	45, // 102: fastps.v1.Control.Commit:output_type -> fastps.v1.CommitResponse
-	49, // 103: fastps.v1.Control.Settle:output_type -> fastps.v1.SettleResponse
-	54, // 104: fastps.v1.Control.Unregister:output_type -> fastps.v1.UnregisterResponse
-	56, // 105: fastps.v1.Control.Drop:output_type -> fastps.v1.DropResponse
-	58, // 106: fastps.v1.Control.Stats:output_type -> fastps.v1.StatsResponse
-	63, // 107: fastps.v1.Control.Join:output_type -> fastps.v1.JoinResponse
-	65, // 108: fastps.v1.Control.Leave:output_type -> fastps.v1.LeaveResponse
-	67, // 109: fastps.v1.Control.Advance:output_type -> fastps.v1.AdvanceResponse
-	69, // 110: fastps.v1.Control.Portion:output_type -> fastps.v1.PortionResponse
-	71, // 111: fastps.v1.Control.OpenSpace:output_type -> fastps.v1.OpenSpaceResponse
-	73, // 112: fastps.v1.Control.CloseSpace:output_type -> fastps.v1.CloseSpaceResponse
-	75, // 113: fastps.v1.Control.ListSpaces:output_type -> fastps.v1.ListSpacesResponse
-	78, // 114: fastps.v1.Control.Coordinate:output_type -> fastps.v1.CoordinateResponse
-	81, // 115: fastps.v1.Control.Batch:output_type -> fastps.v1.BatchResponse
-	85, // 116: fastps.v1.Control.BatchPortion:output_type -> fastps.v1.BatchPortionResponse
-	92, // 117: fastps.v1.Control.Checkpoint:output_type -> fastps.v1.CheckpointResponse
-	89, // 118: fastps.v1.Control.Hold:output_type -> fastps.v1.HoldResponse
-	91, // 119: fastps.v1.Control.Mark:output_type -> fastps.v1.MarkResponse
-	14, // 120: fastps.v1.Data.Exchange:output_type -> fastps.v1.Frame
-	97, // [97:121] is the sub-list for method output_type
-	73, // [73:97] is the sub-list for method input_type
-	71, // [71:73] is the sub-list for extension type_name
-	69, // [69:71] is the sub-list for extension extendee
-	0,  // [0:69] is the sub-list for field type_name
+	36, // 28: fastps.v1.GetMapResponse.owners:type_name -> fastps.v1.ShardOwner
+	30, // 29: fastps.v1.RegisterRequest.spec:type_name -> fastps.v1.TensorSpec
+	30, // 30: fastps.v1.RegisterRequest.specs:type_name -> fastps.v1.TensorSpec
+	32, // 31: fastps.v1.RegisterResponse.placement:type_name -> fastps.v1.Placement
+	38, // 32: fastps.v1.RegisterResponse.outcomes:type_name -> fastps.v1.RegisterResponse
+	30, // 33: fastps.v1.ReserveRequest.spec:type_name -> fastps.v1.TensorSpec
+	40, // 34: fastps.v1.ReserveRequest.reservations:type_name -> fastps.v1.Reservation
+	30, // 35: fastps.v1.Reservation.spec:type_name -> fastps.v1.TensorSpec
+	44, // 36: fastps.v1.SealResponse.refused:type_name -> fastps.v1.RefusedReservation
+	25, // 37: fastps.v1.RefusedReservation.refusal:type_name -> fastps.v1.Refusal
+	44, // 38: fastps.v1.CommitResponse.refused:type_name -> fastps.v1.RefusedReservation
+	48, // 39: fastps.v1.SettleRequest.seat:type_name -> fastps.v1.SeatClaim
+	25, // 40: fastps.v1.SeatVerdict.refusal:type_name -> fastps.v1.Refusal
+	53, // 41: fastps.v1.SettleResponse.registration:type_name -> fastps.v1.Registration
+	51, // 42: fastps.v1.SettleResponse.binding:type_name -> fastps.v1.Binding
+	77, // 43: fastps.v1.SettleResponse.space:type_name -> fastps.v1.SpaceEntry
+	49, // 44: fastps.v1.SettleResponse.seat:type_name -> fastps.v1.SeatVerdict
+	52, // 45: fastps.v1.SettleResponse.listed:type_name -> fastps.v1.ListedTensor
+	53, // 46: fastps.v1.SettleResponse.registrations:type_name -> fastps.v1.Registration
+	62, // 47: fastps.v1.Binding.mode:type_name -> fastps.v1.Mode
+	33, // 48: fastps.v1.Registration.entry:type_name -> fastps.v1.MapEntry
+	32, // 49: fastps.v1.UnregisterResponse.placement:type_name -> fastps.v1.Placement
+	95, // 50: fastps.v1.StatsResponse.counters:type_name -> fastps.v1.StatsResponse.CountersEntry
+	61, // 51: fastps.v1.StatsResponse.sessions:type_name -> fastps.v1.Session
+	96, // 52: fastps.v1.StatsResponse.changed_ms_ago:type_name -> fastps.v1.StatsResponse.ChangedMsAgoEntry
+	60, // 53: fastps.v1.StatsResponse.groups:type_name -> fastps.v1.GroupState
+	97, // 54: fastps.v1.StatsResponse.versions:type_name -> fastps.v1.StatsResponse.VersionsEntry
+	27, // 55: fastps.v1.Session.report:type_name -> fastps.v1.WorkerReport
+	9,  // 56: fastps.v1.Mode.kind:type_name -> fastps.v1.ModeKind
+	62, // 57: fastps.v1.JoinRequest.mode:type_name -> fastps.v1.Mode
+	10, // 58: fastps.v1.JoinRequest.presence:type_name -> fastps.v1.Presence
+	11, // 59: fastps.v1.PortionRequest.then:type_name -> fastps.v1.PortionThen
+	77, // 60: fastps.v1.ListSpacesResponse.spaces:type_name -> fastps.v1.SpaceEntry
+	12, // 61: fastps.v1.CoordinateRequest.action:type_name -> fastps.v1.SeatAction
+	80, // 62: fastps.v1.BatchRequest.task:type_name -> fastps.v1.BatchTask
+	83, // 63: fastps.v1.BatchResponse.failures:type_name -> fastps.v1.PortionFailure
+	13, // 64: fastps.v1.PortionFailure.kind:type_name -> fastps.v1.PortionFailureKind
+	13, // 65: fastps.v1.PortionReport.failure:type_name -> fastps.v1.PortionFailureKind
+	84, // 66: fastps.v1.BatchPortionRequest.report:type_name -> fastps.v1.PortionReport
+	11, // 67: fastps.v1.BatchPortionRequest.then:type_name -> fastps.v1.PortionThen
+	87, // 68: fastps.v1.BatchPortionResponse.given:type_name -> fastps.v1.GivenPortion
+	80, // 69: fastps.v1.GivenPortion.task:type_name -> fastps.v1.BatchTask
+	98, // 70: fastps.v1.least_role:extendee -> google.protobuf.MethodOptions
+	99, // 71: fastps.v1.least_role_of_kind:extendee -> google.protobuf.EnumValueOptions
+	0,  // 72: fastps.v1.least_role:type_name -> fastps.v1.Role
+	0,  // 73: fastps.v1.least_role_of_kind:type_name -> fastps.v1.Role
+	26, // 74: fastps.v1.Control.Hello:input_type -> fastps.v1.HelloRequest
+	34, // 75: fastps.v1.Control.GetMap:input_type -> fastps.v1.GetMapRequest
+	37, // 76: fastps.v1.Control.Register:input_type -> fastps.v1.RegisterRequest
+	39, // 77: fastps.v1.Control.Reserve:input_type -> fastps.v1.ReserveRequest
+	42, // 78: fastps.v1.Control.Seal:input_type -> fastps.v1.SealRequest
+	45, // 79: fastps.v1.Control.Commit:input_type -> fastps.v1.CommitRequest
+	47, // 80: fastps.v1.Control.Settle:input_type -> fastps.v1.SettleRequest
+	54, // 81: fastps.v1.Control.Unregister:input_type -> fastps.v1.UnregisterRequest
+	56, // 82: fastps.v1.Control.Drop:input_type -> fastps.v1.DropRequest
+	58, // 83: fastps.v1.Control.Stats:input_type -> fastps.v1.StatsRequest
+	63, // 84: fastps.v1.Control.Join:input_type -> fastps.v1.JoinRequest
+	65, // 85: fastps.v1.Control.Leave:input_type -> fastps.v1.LeaveRequest
+	67, // 86: fastps.v1.Control.Advance:input_type -> fastps.v1.AdvanceRequest
+	69, // 87: fastps.v1.Control.Portion:input_type -> fastps.v1.PortionRequest
+	71, // 88: fastps.v1.Control.OpenSpace:input_type -> fastps.v1.OpenSpaceRequest
+	73, // 89: fastps.v1.Control.CloseSpace:input_type -> fastps.v1.CloseSpaceRequest
+	75, // 90: fastps.v1.Control.ListSpaces:input_type -> fastps.v1.ListSpacesRequest
+	78, // 91: fastps.v1.Control.Coordinate:input_type -> fastps.v1.CoordinateRequest
+	81, // 92: fastps.v1.Control.Batch:input_type -> fastps.v1.BatchRequest
+	85, // 93: fastps.v1.Control.BatchPortion:input_type -> fastps.v1.BatchPortionRequest
+	88, // 94: fastps.v1.Control.Checkpoint:input_type -> fastps.v1.CheckpointRequest
+	89, // 95: fastps.v1.Control.Hold:input_type -> fastps.v1.HoldRequest
+	91, // 96: fastps.v1.Control.Mark:input_type -> fastps.v1.MarkRequest
+	14, // 97: fastps.v1.Data.Exchange:input_type -> fastps.v1.Frame
+	28, // 98: fastps.v1.Control.Hello:output_type -> fastps.v1.HelloResponse
+	35, // 99: fastps.v1.Control.GetMap:output_type -> fastps.v1.GetMapResponse
+	38, // 100: fastps.v1.Control.Register:output_type -> fastps.v1.RegisterResponse
+	41, // 101: fastps.v1.Control.Reserve:output_type -> fastps.v1.ReserveResponse
+	43, // 102: fastps.v1.Control.Seal:output_type -> fastps.v1.SealResponse
+	46, // 103: fastps.v1.Control.Commit:output_type -> fastps.v1.CommitResponse
+	50, // 104: fastps.v1.Control.Settle:output_type -> fastps.v1.SettleResponse
+	55, // 105: fastps.v1.Control.Unregister:output_type -> fastps.v1.UnregisterResponse
+	57, // 106: fastps.v1.Control.Drop:output_type -> fastps.v1.DropResponse
+	59, // 107: fastps.v1.Control.Stats:output_type -> fastps.v1.StatsResponse
+	64, // 108: fastps.v1.Control.Join:output_type -> fastps.v1.JoinResponse
+	66, // 109: fastps.v1.Control.Leave:output_type -> fastps.v1.LeaveResponse
+	68, // 110: fastps.v1.Control.Advance:output_type -> fastps.v1.AdvanceResponse
+	70, // 111: fastps.v1.Control.Portion:output_type -> fastps.v1.PortionResponse
+	72, // 112: fastps.v1.Control.OpenSpace:output_type -> fastps.v1.OpenSpaceResponse
+	74, // 113: fastps.v1.Control.CloseSpace:output_type -> fastps.v1.CloseSpaceResponse
+	76, // 114: fastps.v1.Control.ListSpaces:output_type -> fastps.v1.ListSpacesResponse
+	79, // 115: fastps.v1.Control.Coordinate:output_type -> fastps.v1.CoordinateResponse
+	82, // 116: fastps.v1.Control.Batch:output_type -> fastps.v1.BatchResponse
+	86, // 117: fastps.v1.Control.BatchPortion:output_type -> fastps.v1.BatchPortionResponse
+	93, // 118: fastps.v1.Control.Checkpoint:output_type -> fastps.v1.CheckpointResponse
+	90, // 119: fastps.v1.Control.Hold:output_type -> fastps.v1.HoldResponse
+	92, // 120: fastps.v1.Control.Mark:output_type -> fastps.v1.MarkResponse
+	14, // 121: fastps.v1.Data.Exchange:output_type -> fastps.v1.Frame
+	98, // [98:122] is the sub-list for method output_type
+	74, // [74:98] is the sub-list for method input_type
+	72, // [72:74] is the sub-list for extension type_name
+	70, // [70:72] is the sub-list for extension extendee
+	0,  // [0:70] is the sub-list for field type_name
 }
 
 func init() { file_fastps_v1_fastps_proto_init() }
@@ -8255,20 +8328,20 @@ func file_fastps_v1_fastps_proto_init() {
 	file_fastps_v1_fastps_proto_msgTypes[11].OneofWrappers = []any{}
 	file_fastps_v1_fastps_proto_msgTypes[13].OneofWrappers = []any{}
 	file_fastps_v1_fastps_proto_msgTypes[16].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[32].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[48].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[52].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[54].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[33].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[49].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[53].OneofWrappers = []any{}
 	file_fastps_v1_fastps_proto_msgTypes[55].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[62].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[72].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[56].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[63].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[73].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastps_v1_fastps_proto_rawDesc), len(file_fastps_v1_fastps_proto_rawDesc)),
 			NumEnums:      14,
-			NumMessages:   83,
+			NumMessages:   84,
 			NumExtensions: 2,
 			NumServices:   2,
 		},

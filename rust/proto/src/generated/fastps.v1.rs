@@ -554,6 +554,21 @@ pub struct GetMapResponse {
     /// Set when more pages follow: ask again with `after` = this.
     #[prost(string, tag = "3")]
     pub next: ::prost::alloc::string::String,
+    /// Who owns each shard, in the order of their indices, as far as the server knows: it reads their records now and then, for
+    /// the next answer. Only where `after` is empty. Unset: it has read none yet, its servers have no --owner-lease, or it is
+    /// of an earlier version.
+    #[prost(message, repeated, tag = "4")]
+    pub owners: ::prost::alloc::vec::Vec<ShardOwner>,
+}
+/// The owner of a shard, as the record beside its copies names it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ShardOwner {
+    /// Where it is reached. Empty: nobody serves the shard, or its record could not be read.
+    #[prost(string, tag = "1")]
+    pub address: ::prost::alloc::string::String,
+    /// Its term, as in HelloResponse. Unset (0): unknown.
+    #[prost(uint64, tag = "2")]
+    pub term: u64,
 }
 /// First step of a registration.
 #[derive(Clone, PartialEq, ::prost::Message)]
