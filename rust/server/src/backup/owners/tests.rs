@@ -187,7 +187,7 @@ fn another_server_waits_for_the_lease_unless_the_lock_or_a_release_shows_the_end
 #[test]
 fn a_start_that_is_given_up_leaves_the_shard_to_others() {
     let bucket = Bucket::of(Arc::new(InMemory::new()));
-    let folders = ["a", "b"].map(Folder::new);
+    let folders = ["g", "h"].map(Folder::new);
     let (first, owners_of_first) = claim(&bucket, claiming(&folders[0], 1, 1));
     let (waits, given_up) = (claiming(&folders[1], 2, 2), AtomicBool::new(false));
     let waiting = waits.owner.clone();
