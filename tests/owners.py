@@ -86,7 +86,8 @@ class Server:
         arguments = ["--listen", self.address, "--web", "off", "--data-dir", str(data)]
         # A shard that is taken over is copied to where it was.
         arguments += [] if "--take-over" in options else ["--copy-to", url]
-        arguments += ["--owner-lease", str(lease), "--lease-ms", "2000", "--snapshot-every", "3600", *options]
+        arguments += ["--owner-lease", str(lease), "--lease-ms", str(int(1000 * max(2.0, lease)))]
+        arguments += ["--snapshot-every", "3600", *options]
         with self.log_file.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "fastps", "serve", *arguments],

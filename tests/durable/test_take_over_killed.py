@@ -24,7 +24,7 @@ __all__ = ["store"]
 SGD = fastps.SGD(lr=1.0)
 #: Nothing is copied before somebody waits for it.
 SELDOM = "--copy-log=3600"
-SHORT_LEASE = 3.0
+SHORT_LEASE = 5.0
 #: Where a taker is killed, in the order of its steps.
 STEPS_OF_A_TAKER = (
     *("owner_waits", "owner_take", "owner_taken", "latest_fence", "latest_fenced", "take_listed"),

@@ -431,7 +431,9 @@ def test_documented_counters_exist(tmp_path: Path) -> None:
     assert len(names) > 20
     copies = (tmp_path / "copies").as_uri()
     with (
-        fastps.serve(data_dir=tmp_path / "data", copy_to=copies, keep_history=1 << 20, copy_history=True) as server,
+        fastps.serve(
+            data_dir=tmp_path / "data", copy_to=copies, keep_history=1 << 20, copy_history=True
+        ) as server,
         fastps.connect(server.addresses) as ps,
     ):
         stats = ps.stats()

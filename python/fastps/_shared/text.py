@@ -22,7 +22,7 @@ __all__ = [
 
 def printable(text: str) -> str:
     """One line of text for a terminal, with control and bidirectional characters as ``\\u001b``."""
-    return _fastps.printable(text.encode("utf-8", "backslashreplace").decode())
+    return _fastps.printable(_utf8(text))
 
 
 def ago(seconds: float | None) -> str:
@@ -38,7 +38,14 @@ def ago(seconds: float | None) -> str:
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """Returns the name that a misspelt one most likely means, ignoring case; None if there is none."""
-    return _fastps.nearest(name, list(names))
+    known = {_utf8(known): known for known in names}
+    near = _fastps.nearest(_utf8(name), list(known))
+    return None if near is None else known[near]
+
+
+def _utf8(text: str) -> str:
+    """The text, with ``\\ud800`` in place of a half of a surrogate pair, which UTF-8 cannot have."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def hint(name: str, names: Iterable[str], form: str = '"{}"') -> str | None:
