@@ -20,6 +20,7 @@ import pytest
 
 import fastps
 from cases import case
+from fastps.worker.run.together import Together
 
 PATIENT = 60.0
 SPAWN = multiprocessing.get_context("spawn")
@@ -322,6 +323,38 @@ def test_loops_that_stop_after_their_length_have_whole_epochs(ps):
     first = list(itertools.islice(mine, 2))
     assert mine.epoch == epochs
     assert next(iter(mine)).tolist() == first[1].tolist()
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_an_error_after_the_last_portion_begins_no_other_epoch(ps, stops, monkeypatch):
+    """The loop ends with its epoch, or it stops after as many portions as there are."""
+    turn, errors = Together.turn, [fastps.DeadlineError("no answer")]
+
+    def failing(self, *args, **kwargs):
+        if errors:
+            raise errors.pop()
+        turn(self, *args, **kwargs)
+
+    monkeypatch.setattr(Together, "turn", failing)
+    ps.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
+    with fastps.Worker(ps, {"w": np.zeros(2, np.float32)}, fastps.Async()):
+        portions, seen = fastps.data.Portions(ps, 10, 3), []
+
+        def train():
+            for k, indices in enumerate(portions):
+                seen.extend(indices.tolist())
+                if stops and k + 1 == len(portions):
+                    break
+
+        if not stops:
+            with pytest.raises(fastps.DeadlineError):
+                train()
+        for epoch in (1, 2, 3):
+            train()
+            assert sorted(seen) == [*range(10)]
+            assert portions.epoch == epoch
+            assert errors == []
+            seen.clear()
 
 
 def test_finishing_the_last_one_ends_the_epoch_where_the_iteration_stands(ps):

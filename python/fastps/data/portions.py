@@ -112,6 +112,7 @@ class Portions:
         self._finished: int | None = None  # not reported to the server yet
         self._last = False  # what it holds is all that is left of the epoch
         self._leaving = False  # the last portion is to be finished
+        self._over = False  # the epoch is, but this thread's workers have not begun the next one
         self._iteration: object = None  # the latest one
         self._order: tuple[int, Indices] | None = None
 
@@ -166,7 +167,7 @@ class Portions:
         """Returns the current portion to the server if it is not finished. Closing `ps` does the same."""
         if self._run != 0 and not self._ps.closed:
             self._ask("leave", 0.0)
-        self._run, self._held, self._begun, self._last = 0, None, False, False
+        self._run, self._held, self._begun, self._last, self._over = 0, None, False, False, False
 
     def __enter__(self) -> Self:
         return self
@@ -190,6 +191,9 @@ class Portions:
 
     def _take(self) -> int | None:
         """The next portion; None: the epoch is over."""
+        if self._over:
+            self._turn()
+            return None
         end = None if self._timeout is None else time.monotonic() + self._timeout
         wait = 0.0
         while True:
@@ -212,23 +216,33 @@ class Portions:
         portion, over, unfinished = self._ask("take", wait)
         if over or portion is not None:
             self._held, self._begun, self._last = portion, not over, unfinished == 1
-            workers = Own.of_this_thread()
-            while over and len(workers) > 1:  # all before one waits for another
-                waiting = [worker.contribute(wait=False) for worker in workers]
-                if not any(waiting):
-                    break
-                time.sleep(_LOOK)
-            for worker in workers:
-                if over:  # of several, it is not known which of them trains with these
-                    worker.turn(self._run, self._epoch, fetch=len(workers) == 1)
-                else:
-                    worker.back()
+        if over:
+            self._over = True
+            self._turn()
+        elif portion is not None:
+            for worker in Own.of_this_thread():
+                worker.back()
         return portion, over, unfinished
+
+    def _turn(self) -> None:
+        """Begins the next epoch with this thread's workers; after an error the next iteration tries again."""
+        workers = Own.of_this_thread()
+        while len(workers) > 1:  # all before one waits for another
+            waiting = [worker.contribute(wait=False) for worker in workers]
+            if not any(waiting):
+                break
+            time.sleep(_LOOK)
+        for worker in workers:  # of several, it is not known which of them trains with these
+            worker.turn(self._run, self._epoch, fetch=len(workers) == 1)
+        self._over = False
 
     def _leave(self) -> None:
         """Finishes the last portion, and with it the epoch."""
         self._finished, self._leaving = self._held, True
-        self._request(0.0)
+        if self._over:
+            self._turn()
+        else:
+            self._request(0.0)
         self._leaving = False
 
     def _ask(self, then: Literal["take", "rest", "leave"], wait: float) -> tuple[int | None, bool, int]:
