@@ -34,6 +34,7 @@ DIFFERENT = {
     "test_unknown_values_of_enums_are_refused": "knows codecs, optimizers and views of 0.1",
     "test_encoders_give_what_the_library_gives": "compares FourBit, a codec of 0.1",
     "test_a_question_about_a_quorum_ends": "asks for a quorum, which is one of 0.1",
+    "test_what_is_acknowledged_is_forgotten": "acknowledges sequences, which is a field of 0.1",
     "test_resolve_tells_or_fences": "reads the counter pushes_fenced, which is one of 0.1",
     "test_writes_wait_until_all_shards_have_begun": "the option --consistent was --cut before 0.1",
     "test_a_foreign_client_trains_over_tls[True]": "certificates without a role may only read since 0.1",
