@@ -348,7 +348,7 @@ def test_real_workers_and_servers(live: Page, served: Served) -> None:
     assert faults(live) == []
     live.tab.click("#tab-staleness")
     fitted = "dt:has-text('Momentum fitted to this path') + dd"
-    until(lambda: re.match(r"-?0\.\d", live.text(fitted)))
+    until(lambda: re.match(r"-?\d", live.text(fitted)))  # 3.2e-4 is a momentum, too
 
     live.tab.click("#tab-break")
     live.tab.wait_for_selector("[data-key=kill2]:enabled", timeout=LATE)

@@ -227,8 +227,8 @@ class Course:
         lose_at = LOSE_AT * self.config.seconds
         self._watch(ps, lose_at)
         self.machines.check()
-        self.machines.lose()
         self.result.killed = self._seconds()
+        self.machines.lose()
         self.view.say(
             f"{self.result.killed:5.1f} s  killed the server of shard {SHARD} and removed its folder: "
             f"the other one waits for its lease of {LEASE:g} s"
