@@ -4,8 +4,8 @@
 
 The page runs from its one file, with 16 workers at 256 times the speed of its clock: about 64 pushes a frame
 at 60 frames a second. The work is that of the page's own callbacks: events of the core, reading them, and
-drawing. The first figure is that of the essay's first section: the time from the start of the navigation to the
-frame in which its path has been drawn, in a window that has loaded nothing before.
+drawing. The first figure is that of the essay's first section: its time is from the start of the navigation to
+the end of the frame that draws its path, in a window that has loaded nothing before.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def main() -> int:
     columns = ["view", "pushes a frame", "script, median ms", "mean ms", "99 %, ms", "frames/s"]
     lines += [
         f"- Chromium {version}, headless, without a GPU",
-        f"- First figure after {statistics.median(first):.0f} ms ({first[0]:.0f} to {first[-1]:.0f}; {OPENINGS} openings)",
+        f"- First figure after {statistics.median(first):.0f} ms "
+        f"({first[0]:.0f} to {first[-1]:.0f}; {OPENINGS} openings)",
         "",
         *table(columns, rows),
     ]
