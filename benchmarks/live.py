@@ -4,8 +4,8 @@
 
 The page runs from its one file, with 16 workers at 256 times the speed of its clock: about 64 pushes a frame
 at 60 frames a second. The work is that of the page's own callbacks: events of the core, reading them, and
-drawing. The first figure is that of the essay's first section: its time is from the start of the navigation to
-the end of the frame that draws its path, in a window that has loaded nothing before.
+drawing. The first figure is that of the essay's first section: its time is from the start of the navigation
+to the end of the frame that draws its path, in a window that has loaded nothing before.
 """
 
 from __future__ import annotations

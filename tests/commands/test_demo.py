@@ -359,7 +359,7 @@ def test_a_lost_machine_comes_back_by_itself(tmp_path: Path) -> None:
     done = demo("--lose-a-machine", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    # The lease runs from the owner's last renewal, a quarter of it before the loss, or more where the machine is busy.
+    # The lease runs from the owner's last renewal: a quarter of it before the loss, more on a busy machine.
     assert found["gap_s"] >= found["lease_s"] / 2
     assert found["updates"] > found["updates_lost"] >= 0
     before, after = found["test_accuracy_before_the_loss"], found["test_accuracy_after_the_take_over"]
