@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -39,3 +41,16 @@ def test_clients_follow_a_shard_to_an_address_that_nobody_gave_them(store: Store
             for pushes, client in enumerate((plain, resolving), 1):
                 client.push("v", np.ones(LARGE, np.float32))
                 np.testing.assert_array_equal(client.pull("v"), values - pushes)
+            assert_shown(first, second, other)
+
+
+def assert_shown(first: str, second: str, taker: str) -> None:
+    """`fastps status` finds the taker of shard 1 through shard 0, whichever of the former addresses it is given."""
+    for given in (first, f"{first},{second}", f"{second},{first}"):
+        asked = [sys.executable, "-m", "fastps", "status", given, "--timeout", "30"]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "2 shards serving" in done.stdout
+        assert taker in done.stdout
+        assert second not in done.stdout
+        assert "owned: shard 0 in term 1, shard 1 in term 2; the copy of the log is " in done.stdout

@@ -4611,7 +4611,9 @@ type StatsResponse struct {
 	Insecure bool `protobuf:"varint,9,opt,name=insecure,proto3" json:"insecure,omitempty"`
 	// Of the tensors asked for, those with slices here: the smallest version of these slices. Empty: there are none, or
 	// the server is of an earlier version.
-	Versions      map[string]uint64 `protobuf:"bytes,10,rep,name=versions,proto3" json:"versions,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	Versions map[string]uint64 `protobuf:"bytes,10,rep,name=versions,proto3" json:"versions,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// As in GetMapResponse: on shard 0, where the servers have --owner-lease.
+	Owners        []*ShardOwner `protobuf:"bytes,11,rep,name=owners,proto3" json:"owners,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4712,6 +4714,13 @@ func (x *StatsResponse) GetInsecure() bool {
 func (x *StatsResponse) GetVersions() map[string]uint64 {
 	if x != nil {
 		return x.Versions
+	}
+	return nil
+}
+
+func (x *StatsResponse) GetOwners() []*ShardOwner {
+	if x != nil {
+		return x.Owners
 	}
 	return nil
 }
@@ -7705,7 +7714,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x06slices\x18\x01 \x03(\x06R\x06slices\"\x0e\n" +
 	"\fDropResponse\"(\n" +
 	"\fStatsRequest\x12\x18\n" +
-	"\achanged\x18\x01 \x03(\tR\achanged\"\x83\x05\n" +
+	"\achanged\x18\x01 \x03(\tR\achanged\"\xb2\x05\n" +
 	"\rStatsResponse\x12B\n" +
 	"\bcounters\x18\x01 \x03(\v2&.fastps.v1.StatsResponse.CountersEntryR\bcounters\x12.\n" +
 	"\bsessions\x18\x02 \x03(\v2\x12.fastps.v1.SessionR\bsessions\x12P\n" +
@@ -7717,7 +7726,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x06groups\x18\b \x03(\v2\x15.fastps.v1.GroupStateR\x06groups\x12\x1a\n" +
 	"\binsecure\x18\t \x01(\bR\binsecure\x12B\n" +
 	"\bversions\x18\n" +
-	" \x03(\v2&.fastps.v1.StatsResponse.VersionsEntryR\bversions\x1a;\n" +
+	" \x03(\v2&.fastps.v1.StatsResponse.VersionsEntryR\bversions\x12-\n" +
+	"\x06owners\x18\v \x03(\v2\x15.fastps.v1.ShardOwnerR\x06owners\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\x1a?\n" +
@@ -8243,78 +8253,79 @@ var file_fastps_v1_fastps_proto_depIdxs = []int32{
 	96, // 52: fastps.v1.StatsResponse.changed_ms_ago:type_name -> fastps.v1.StatsResponse.ChangedMsAgoEntry
 	60, // 53: fastps.v1.StatsResponse.groups:type_name -> fastps.v1.GroupState
 	97, // 54: fastps.v1.StatsResponse.versions:type_name -> fastps.v1.StatsResponse.VersionsEntry
-	27, // 55: fastps.v1.Session.report:type_name -> fastps.v1.WorkerReport
-	9,  // 56: fastps.v1.Mode.kind:type_name -> fastps.v1.ModeKind
-	62, // 57: fastps.v1.JoinRequest.mode:type_name -> fastps.v1.Mode
-	10, // 58: fastps.v1.JoinRequest.presence:type_name -> fastps.v1.Presence
-	11, // 59: fastps.v1.PortionRequest.then:type_name -> fastps.v1.PortionThen
-	77, // 60: fastps.v1.ListSpacesResponse.spaces:type_name -> fastps.v1.SpaceEntry
-	12, // 61: fastps.v1.CoordinateRequest.action:type_name -> fastps.v1.SeatAction
-	80, // 62: fastps.v1.BatchRequest.task:type_name -> fastps.v1.BatchTask
-	83, // 63: fastps.v1.BatchResponse.failures:type_name -> fastps.v1.PortionFailure
-	13, // 64: fastps.v1.PortionFailure.kind:type_name -> fastps.v1.PortionFailureKind
-	13, // 65: fastps.v1.PortionReport.failure:type_name -> fastps.v1.PortionFailureKind
-	84, // 66: fastps.v1.BatchPortionRequest.report:type_name -> fastps.v1.PortionReport
-	11, // 67: fastps.v1.BatchPortionRequest.then:type_name -> fastps.v1.PortionThen
-	87, // 68: fastps.v1.BatchPortionResponse.given:type_name -> fastps.v1.GivenPortion
-	80, // 69: fastps.v1.GivenPortion.task:type_name -> fastps.v1.BatchTask
-	98, // 70: fastps.v1.least_role:extendee -> google.protobuf.MethodOptions
-	99, // 71: fastps.v1.least_role_of_kind:extendee -> google.protobuf.EnumValueOptions
-	0,  // 72: fastps.v1.least_role:type_name -> fastps.v1.Role
-	0,  // 73: fastps.v1.least_role_of_kind:type_name -> fastps.v1.Role
-	26, // 74: fastps.v1.Control.Hello:input_type -> fastps.v1.HelloRequest
-	34, // 75: fastps.v1.Control.GetMap:input_type -> fastps.v1.GetMapRequest
-	37, // 76: fastps.v1.Control.Register:input_type -> fastps.v1.RegisterRequest
-	39, // 77: fastps.v1.Control.Reserve:input_type -> fastps.v1.ReserveRequest
-	42, // 78: fastps.v1.Control.Seal:input_type -> fastps.v1.SealRequest
-	45, // 79: fastps.v1.Control.Commit:input_type -> fastps.v1.CommitRequest
-	47, // 80: fastps.v1.Control.Settle:input_type -> fastps.v1.SettleRequest
-	54, // 81: fastps.v1.Control.Unregister:input_type -> fastps.v1.UnregisterRequest
-	56, // 82: fastps.v1.Control.Drop:input_type -> fastps.v1.DropRequest
-	58, // 83: fastps.v1.Control.Stats:input_type -> fastps.v1.StatsRequest
-	63, // 84: fastps.v1.Control.Join:input_type -> fastps.v1.JoinRequest
-	65, // 85: fastps.v1.Control.Leave:input_type -> fastps.v1.LeaveRequest
-	67, // 86: fastps.v1.Control.Advance:input_type -> fastps.v1.AdvanceRequest
-	69, // 87: fastps.v1.Control.Portion:input_type -> fastps.v1.PortionRequest
-	71, // 88: fastps.v1.Control.OpenSpace:input_type -> fastps.v1.OpenSpaceRequest
-	73, // 89: fastps.v1.Control.CloseSpace:input_type -> fastps.v1.CloseSpaceRequest
-	75, // 90: fastps.v1.Control.ListSpaces:input_type -> fastps.v1.ListSpacesRequest
-	78, // 91: fastps.v1.Control.Coordinate:input_type -> fastps.v1.CoordinateRequest
-	81, // 92: fastps.v1.Control.Batch:input_type -> fastps.v1.BatchRequest
-	85, // 93: fastps.v1.Control.BatchPortion:input_type -> fastps.v1.BatchPortionRequest
-	88, // 94: fastps.v1.Control.Checkpoint:input_type -> fastps.v1.CheckpointRequest
-	89, // 95: fastps.v1.Control.Hold:input_type -> fastps.v1.HoldRequest
-	91, // 96: fastps.v1.Control.Mark:input_type -> fastps.v1.MarkRequest
-	14, // 97: fastps.v1.Data.Exchange:input_type -> fastps.v1.Frame
-	28, // 98: fastps.v1.Control.Hello:output_type -> fastps.v1.HelloResponse
-	35, // 99: fastps.v1.Control.GetMap:output_type -> fastps.v1.GetMapResponse
-	38, // 100: fastps.v1.Control.Register:output_type -> fastps.v1.RegisterResponse
-	41, // 101: fastps.v1.Control.Reserve:output_type -> fastps.v1.ReserveResponse
-	43, // 102: fastps.v1.Control.Seal:output_type -> fastps.v1.SealResponse
-	46, // 103: fastps.v1.Control.Commit:output_type -> fastps.v1.CommitResponse
-	50, // 104: fastps.v1.Control.Settle:output_type -> fastps.v1.SettleResponse
-	55, // 105: fastps.v1.Control.Unregister:output_type -> fastps.v1.UnregisterResponse
-	57, // 106: fastps.v1.Control.Drop:output_type -> fastps.v1.DropResponse
-	59, // 107: fastps.v1.Control.Stats:output_type -> fastps.v1.StatsResponse
-	64, // 108: fastps.v1.Control.Join:output_type -> fastps.v1.JoinResponse
-	66, // 109: fastps.v1.Control.Leave:output_type -> fastps.v1.LeaveResponse
-	68, // 110: fastps.v1.Control.Advance:output_type -> fastps.v1.AdvanceResponse
-	70, // 111: fastps.v1.Control.Portion:output_type -> fastps.v1.PortionResponse
-	72, // 112: fastps.v1.Control.OpenSpace:output_type -> fastps.v1.OpenSpaceResponse
-	74, // 113: fastps.v1.Control.CloseSpace:output_type -> fastps.v1.CloseSpaceResponse
-	76, // 114: fastps.v1.Control.ListSpaces:output_type -> fastps.v1.ListSpacesResponse
-	79, // 115: fastps.v1.Control.Coordinate:output_type -> fastps.v1.CoordinateResponse
-	82, // 116: fastps.v1.Control.Batch:output_type -> fastps.v1.BatchResponse
-	86, // 117: fastps.v1.Control.BatchPortion:output_type -> fastps.v1.BatchPortionResponse
-	93, // 118: fastps.v1.Control.Checkpoint:output_type -> fastps.v1.CheckpointResponse
-	90, // 119: fastps.v1.Control.Hold:output_type -> fastps.v1.HoldResponse
-	92, // 120: fastps.v1.Control.Mark:output_type -> fastps.v1.MarkResponse
-	14, // 121: fastps.v1.Data.Exchange:output_type -> fastps.v1.Frame
-	98, // [98:122] is the sub-list for method output_type
-	74, // [74:98] is the sub-list for method input_type
-	72, // [72:74] is the sub-list for extension type_name
-	70, // [70:72] is the sub-list for extension extendee
-	0,  // [0:70] is the sub-list for field type_name
+	36, // 55: fastps.v1.StatsResponse.owners:type_name -> fastps.v1.ShardOwner
+	27, // 56: fastps.v1.Session.report:type_name -> fastps.v1.WorkerReport
+	9,  // 57: fastps.v1.Mode.kind:type_name -> fastps.v1.ModeKind
+	62, // 58: fastps.v1.JoinRequest.mode:type_name -> fastps.v1.Mode
+	10, // 59: fastps.v1.JoinRequest.presence:type_name -> fastps.v1.Presence
+	11, // 60: fastps.v1.PortionRequest.then:type_name -> fastps.v1.PortionThen
+	77, // 61: fastps.v1.ListSpacesResponse.spaces:type_name -> fastps.v1.SpaceEntry
+	12, // 62: fastps.v1.CoordinateRequest.action:type_name -> fastps.v1.SeatAction
+	80, // 63: fastps.v1.BatchRequest.task:type_name -> fastps.v1.BatchTask
+	83, // 64: fastps.v1.BatchResponse.failures:type_name -> fastps.v1.PortionFailure
+	13, // 65: fastps.v1.PortionFailure.kind:type_name -> fastps.v1.PortionFailureKind
+	13, // 66: fastps.v1.PortionReport.failure:type_name -> fastps.v1.PortionFailureKind
+	84, // 67: fastps.v1.BatchPortionRequest.report:type_name -> fastps.v1.PortionReport
+	11, // 68: fastps.v1.BatchPortionRequest.then:type_name -> fastps.v1.PortionThen
+	87, // 69: fastps.v1.BatchPortionResponse.given:type_name -> fastps.v1.GivenPortion
+	80, // 70: fastps.v1.GivenPortion.task:type_name -> fastps.v1.BatchTask
+	98, // 71: fastps.v1.least_role:extendee -> google.protobuf.MethodOptions
+	99, // 72: fastps.v1.least_role_of_kind:extendee -> google.protobuf.EnumValueOptions
+	0,  // 73: fastps.v1.least_role:type_name -> fastps.v1.Role
+	0,  // 74: fastps.v1.least_role_of_kind:type_name -> fastps.v1.Role
+	26, // 75: fastps.v1.Control.Hello:input_type -> fastps.v1.HelloRequest
+	34, // 76: fastps.v1.Control.GetMap:input_type -> fastps.v1.GetMapRequest
+	37, // 77: fastps.v1.Control.Register:input_type -> fastps.v1.RegisterRequest
+	39, // 78: fastps.v1.Control.Reserve:input_type -> fastps.v1.ReserveRequest
+	42, // 79: fastps.v1.Control.Seal:input_type -> fastps.v1.SealRequest
+	45, // 80: fastps.v1.Control.Commit:input_type -> fastps.v1.CommitRequest
+	47, // 81: fastps.v1.Control.Settle:input_type -> fastps.v1.SettleRequest
+	54, // 82: fastps.v1.Control.Unregister:input_type -> fastps.v1.UnregisterRequest
+	56, // 83: fastps.v1.Control.Drop:input_type -> fastps.v1.DropRequest
+	58, // 84: fastps.v1.Control.Stats:input_type -> fastps.v1.StatsRequest
+	63, // 85: fastps.v1.Control.Join:input_type -> fastps.v1.JoinRequest
+	65, // 86: fastps.v1.Control.Leave:input_type -> fastps.v1.LeaveRequest
+	67, // 87: fastps.v1.Control.Advance:input_type -> fastps.v1.AdvanceRequest
+	69, // 88: fastps.v1.Control.Portion:input_type -> fastps.v1.PortionRequest
+	71, // 89: fastps.v1.Control.OpenSpace:input_type -> fastps.v1.OpenSpaceRequest
+	73, // 90: fastps.v1.Control.CloseSpace:input_type -> fastps.v1.CloseSpaceRequest
+	75, // 91: fastps.v1.Control.ListSpaces:input_type -> fastps.v1.ListSpacesRequest
+	78, // 92: fastps.v1.Control.Coordinate:input_type -> fastps.v1.CoordinateRequest
+	81, // 93: fastps.v1.Control.Batch:input_type -> fastps.v1.BatchRequest
+	85, // 94: fastps.v1.Control.BatchPortion:input_type -> fastps.v1.BatchPortionRequest
+	88, // 95: fastps.v1.Control.Checkpoint:input_type -> fastps.v1.CheckpointRequest
+	89, // 96: fastps.v1.Control.Hold:input_type -> fastps.v1.HoldRequest
+	91, // 97: fastps.v1.Control.Mark:input_type -> fastps.v1.MarkRequest
+	14, // 98: fastps.v1.Data.Exchange:input_type -> fastps.v1.Frame
+	28, // 99: fastps.v1.Control.Hello:output_type -> fastps.v1.HelloResponse
+	35, // 100: fastps.v1.Control.GetMap:output_type -> fastps.v1.GetMapResponse
+	38, // 101: fastps.v1.Control.Register:output_type -> fastps.v1.RegisterResponse
+	41, // 102: fastps.v1.Control.Reserve:output_type -> fastps.v1.ReserveResponse
+	43, // 103: fastps.v1.Control.Seal:output_type -> fastps.v1.SealResponse
+	46, // 104: fastps.v1.Control.Commit:output_type -> fastps.v1.CommitResponse
+	50, // 105: fastps.v1.Control.Settle:output_type -> fastps.v1.SettleResponse
+	55, // 106: fastps.v1.Control.Unregister:output_type -> fastps.v1.UnregisterResponse
+	57, // 107: fastps.v1.Control.Drop:output_type -> fastps.v1.DropResponse
+	59, // 108: fastps.v1.Control.Stats:output_type -> fastps.v1.StatsResponse
+	64, // 109: fastps.v1.Control.Join:output_type -> fastps.v1.JoinResponse
+	66, // 110: fastps.v1.Control.Leave:output_type -> fastps.v1.LeaveResponse
+	68, // 111: fastps.v1.Control.Advance:output_type -> fastps.v1.AdvanceResponse
+	70, // 112: fastps.v1.Control.Portion:output_type -> fastps.v1.PortionResponse
+	72, // 113: fastps.v1.Control.OpenSpace:output_type -> fastps.v1.OpenSpaceResponse
+	74, // 114: fastps.v1.Control.CloseSpace:output_type -> fastps.v1.CloseSpaceResponse
+	76, // 115: fastps.v1.Control.ListSpaces:output_type -> fastps.v1.ListSpacesResponse
+	79, // 116: fastps.v1.Control.Coordinate:output_type -> fastps.v1.CoordinateResponse
+	82, // 117: fastps.v1.Control.Batch:output_type -> fastps.v1.BatchResponse
+	86, // 118: fastps.v1.Control.BatchPortion:output_type -> fastps.v1.BatchPortionResponse
+	93, // 119: fastps.v1.Control.Checkpoint:output_type -> fastps.v1.CheckpointResponse
+	90, // 120: fastps.v1.Control.Hold:output_type -> fastps.v1.HoldResponse
+	92, // 121: fastps.v1.Control.Mark:output_type -> fastps.v1.MarkResponse
+	14, // 122: fastps.v1.Data.Exchange:output_type -> fastps.v1.Frame
+	99, // [99:123] is the sub-list for method output_type
+	75, // [75:99] is the sub-list for method input_type
+	73, // [73:75] is the sub-list for extension type_name
+	71, // [71:73] is the sub-list for extension extendee
+	0,  // [0:71] is the sub-list for field type_name
 }
 
 func init() { file_fastps_v1_fastps_proto_init() }

@@ -36,6 +36,9 @@ pub struct ShardStats {
     pub shard: u32,
     /// Addresses of all shards; empty if the server is of an earlier version.
     pub cluster: Vec<String>,
+    /// Addresses of the servers that own the shards at present, where the servers have leases; shard 0 only. Empty text:
+    /// it knows of none.
+    pub owners: Vec<String>,
     /// Version of the server.
     pub version: String,
     /// Why it refuses calls at present; `None`: it serves.
@@ -143,18 +146,26 @@ impl<'a> Asker<'a> {
             let failed = |view: ShardView| Some((view.address, view.answer.err()?));
             return Err(unreachable(&shards.into_iter().filter_map(failed).collect::<Vec<_>>()));
         }
-        let listed = shards.iter().find_map(|view| Some(view.answer.as_ref().ok()?.cluster.clone()));
-        let listed = listed.unwrap_or_default();
-        if listed.len() > MAX_SHARDS {
-            let error = Error::new(Kind::Config, "the servers list too many shards");
-            return Err(error.expected(format!("at most {MAX_SHARDS}"), listed.len()));
-        }
+        self.ask_listed(&listed(&shards, |stats| stats.cluster.clone())?, &mut shards).await;
+        self.ask_listed(&listed(&shards, |stats| stats.owners.clone())?, &mut shards).await;
+        shards.sort_by_key(|view| (view.shard.unwrap_or(u32::MAX), view.answer.is_err()));
+        shards.dedup_by(|a, b| a.shard.is_some() && a.shard == b.shard);
+        let spaces = match shards.iter().find(|view| view.shard == Some(0) && view.answer.is_ok()) {
+            Some(first) => self.list_spaces(&first.address).await.unwrap_or_default(),
+            None => Vec::new(),
+        };
+        Ok(ClusterView { shards, spaces })
+    }
+
+    /// Asks the shards that have not answered, except at an address that was silent. Empty addresses are unknown.
+    async fn ask_listed(&self, listed: &[String], shards: &mut Vec<ShardView>) {
         let mut others = Vec::new();
-        for (index, address) in (0..).zip(&listed) {
-            if shards.iter().any(|view| view.shard == Some(index)) {
+        for (index, address) in (0..).zip(listed) {
+            let answered = shards.iter().any(|view| view.shard == Some(index) && view.answer.is_ok());
+            if answered || address.is_empty() {
                 continue;
             }
-            match shards.iter_mut().find(|view| view.shard.is_none() && is_same(&view.address, address)) {
+            match shards.iter_mut().find(|view| view.answer.is_err() && is_same(&view.address, address)) {
                 Some(silent) => silent.shard = Some(index),
                 None => others.push((index, address.clone())),
             }
@@ -164,13 +175,6 @@ impl<'a> Asker<'a> {
             view.shard = view.shard.or(Some(index));
             shards.push(view);
         }
-        shards.sort_by_key(|view| view.shard.unwrap_or(u32::MAX));
-        shards.dedup_by(|a, b| a.shard.is_some() && a.shard == b.shard);
-        let spaces = match shards.iter().find(|view| view.shard == Some(0) && view.answer.is_ok()) {
-            Some(first) => self.list_spaces(&first.address).await.unwrap_or_default(),
-            None => Vec::new(),
-        };
-        Ok(ClusterView { shards, spaces })
     }
 
     async fn ask_all(&self, addresses: &[String]) -> Vec<ShardView> {
@@ -252,10 +256,23 @@ impl<'a> Asker<'a> {
     }
 }
 
+/// Addresses of shards, according to shard 0, or to another one where that has not answered.
+fn listed(shards: &[ShardView], list: impl Fn(&ShardStats) -> Vec<String>) -> Result<Vec<String>> {
+    let answers = || shards.iter().filter_map(|view| view.answer.as_ref().ok());
+    let says = answers().find(|stats| stats.shard == 0).or_else(|| answers().next());
+    let listed = says.map(list).unwrap_or_default();
+    if listed.len() > MAX_SHARDS {
+        let error = Error::new(Kind::Config, "the servers list too many shards");
+        return Err(error.expected(format!("at most {MAX_SHARDS}"), listed.len()));
+    }
+    Ok(listed)
+}
+
 fn read(answer: pb::StatsResponse) -> ShardStats {
     ShardStats {
         shard: answer.shard,
         cluster: answer.cluster,
+        owners: answer.owners.into_iter().map(|owner| owner.address).collect(),
         version: answer.version,
         trouble: Some(answer.trouble).filter(|trouble| !trouble.is_empty()),
         insecure: answer.insecure,

@@ -19,6 +19,7 @@ pub(super) fn of(looks: &Looks, warnings: &[String], all: bool) -> Vec<String> {
     let found = workers(&looks.now);
     let mut lines = vec![sentence(looks)];
     lines.extend(shards(looks, all));
+    lines.extend(owners(looks));
     lines.extend(history(looks));
     lines.extend(groups(looks));
     lines.extend(worker_table(&found, all));
@@ -107,6 +108,18 @@ pub(crate) fn shard_row(view: &ShardView, looks: &Looks) -> [String; 7] {
         Some(age) => format!("{} ago", duration(*age)),
     };
     [index, view.address.clone(), state.to_owned(), counter("slices").to_string(), rate, memory, snapshot]
+}
+
+/// The terms in which servers own their shards, if they do, and how far the copies of their logs are behind.
+fn owners(looks: &Looks) -> Option<String> {
+    let counter = |stats: &ShardStats, name: &str| stats.counters.get(name).copied();
+    let terms = answers(looks).filter_map(|stats| Some((stats.shard, counter(stats, "owner_term")?)));
+    let terms: Vec<_> = terms.map(|(shard, term)| format!("shard {shard} in term {term}")).collect();
+    let (shown, more) = terms.split_at(terms.len().min(MAX_SHARDS));
+    let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    let behind = answers(looks).filter_map(|stats| counter(stats, "log_copy_behind_ms")).max();
+    let behind = behind.map(|ms| format!("; the copy of the log is {:.1} s behind", ms as f64 / 1000.0));
+    (!terms.is_empty()).then(|| format!("owned: {}{more}{}", shown.join(", "), behind.unwrap_or_default()))
 }
 
 /// What the servers can be rewound to, if they keep history.

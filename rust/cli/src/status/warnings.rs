@@ -169,6 +169,7 @@ mod tests {
         let answer = ShardStats {
             shard: 0,
             cluster: Vec::new(),
+            owners: Vec::new(),
             version: String::new(),
             trouble: None,
             insecure: false,

@@ -150,6 +150,7 @@ pub(super) mod tests {
         let stats = ShardStats {
             shard: 0,
             cluster: vec!["a:1".to_owned()],
+            owners: Vec::new(),
             version: "1.2.3".to_owned(),
             trouble: None,
             insecure: false,

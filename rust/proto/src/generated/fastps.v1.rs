@@ -906,6 +906,9 @@ pub struct StatsResponse {
     /// the server is of an earlier version.
     #[prost(map = "string, uint64", tag = "10")]
     pub versions: ::std::collections::HashMap<::prost::alloc::string::String, u64>,
+    /// As in GetMapResponse: on shard 0, where the servers have --owner-lease.
+    #[prost(message, repeated, tag = "11")]
+    pub owners: ::prost::alloc::vec::Vec<ShardOwner>,
 }
 /// A group of tensors that has workers.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

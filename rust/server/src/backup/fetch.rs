@@ -4,7 +4,7 @@ use super::bucket::{Bucket, MAX_MANIFEST_BYTES, Sum, block};
 use super::upload::folders;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::copy::{Described, Fetched, Latest, MANIFEST_NAME, Part};
-use futures_util::TryStreamExt;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use std::fs::File;
@@ -13,6 +13,9 @@ use std::path::Path as FilePath;
 
 /// Limit on restarts of a fetch because a newer snapshot replaced the one being read.
 const MAX_READ_ATTEMPTS: usize = 5;
+/// Bytes of an object that a request reads, and requests at a time.
+const READ_BYTES: u64 = 8 << 20;
+const READS: usize = 4;
 
 /// One copy in a bucket.
 #[derive(Clone, Debug)]
@@ -91,7 +94,8 @@ pub(super) async fn described(bucket: &Bucket, folder: &Path) -> Result<Describe
     }
 }
 
-/// Reads an object to its end, and compares its checksum.
+/// Reads an object to its end, and compares its checksum. A large one is read by several requests at a time,
+/// since one connection to a store is slower than the link.
 async fn read(
     bucket: &Bucket,
     place: &Path,
@@ -103,12 +107,14 @@ async fn read(
         object_store::Error::NotFound { .. } => damaged("is missing"),
         error => bucket.failed("read", place, &error),
     };
-    let got = bucket.store.get(place).await.map_err(failed)?;
-    if got.meta.size != part.bytes {
-        return Err(damaged(&format!("has {} bytes in place of {}", got.meta.size, part.bytes)));
+    let size = bucket.store.head(place).await.map_err(failed)?.size;
+    if size != part.bytes {
+        return Err(damaged(&format!("has {size} bytes in place of {}", part.bytes)));
     }
-    let (mut sum, mut stream) = (Sum::new(), got.into_stream());
-    while let Some(chunk) = stream.try_next().await.map_err(failed)? {
+    let begins = (0..size).step_by(READ_BYTES as usize);
+    let reads = begins.map(|begin| bucket.store.get_range(place, begin..size.min(begin + READ_BYTES)));
+    let (mut sum, mut chunks) = (Sum::new(), stream::iter(reads).buffered(READS));
+    while let Some(chunk) = chunks.try_next().await.map_err(failed)? {
         sum.update(&chunk);
         each(&chunk)?;
     }

@@ -140,9 +140,10 @@ impl Node {
         Ok(own.map.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Who owns the shards, if their servers have records of that; only shard 0 tells.
-    pub(crate) fn owners(&self) -> Option<&Arc<KnownOwners>> {
-        self.coordinator.own()?.owners.as_ref()
+    /// Who owns the shards, as far as it is known; only shard 0 tells, if the servers have records of that.
+    pub(crate) fn owners(&self) -> Vec<pb::ShardOwner> {
+        let owners = self.coordinator.own().and_then(|own| own.owners.as_ref());
+        owners.map(KnownOwners::known).unwrap_or_default()
     }
 
     /// The portions of samples; only shard 0 leases them.

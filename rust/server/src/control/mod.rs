@@ -10,7 +10,6 @@ mod spaces;
 
 use crate::auth::caller::Caller;
 use crate::auth::peer::Peer;
-use crate::cluster::node::owners::KnownOwners;
 use crate::cluster::node::{EPOCH, Node};
 use crate::control::register::Described;
 use crate::persistence::checkpoint::{Checkpoints, held_too_long};
@@ -233,10 +232,9 @@ impl Control for ControlService {
         request: Request<pb::GetMapRequest>,
     ) -> Result<Response<pb::GetMapResponse>, Status> {
         let page = self.call(request, Conditions::Look, |node, by, m| {
-            let owners = node.owners().filter(|_| m.after.is_empty()).map(KnownOwners::known);
+            let owners = if m.after.is_empty() { node.owners() } else { Vec::new() };
             let mut map = node.map()?;
             let (entries, next) = map.page(&m.names, &m.after, m.page_size as usize, &by.principal.scope);
-            let owners = owners.unwrap_or_default();
             Ok((pb::GetMapResponse { epoch: EPOCH, entries, next, owners }, map.noted()))
         });
         self.once_safe(page.await?).await
@@ -388,6 +386,7 @@ impl Control for ControlService {
                 trouble: node.trouble().unwrap_or_default(),
                 insecure: node.security.insecure,
                 groups: node.group_states(scope).iter().map(convert::group_state_to_wire).collect(),
+                owners: node.owners(),
             })
         })
         .await
