@@ -41,11 +41,14 @@ def test_clients_follow_a_shard_to_an_address_that_nobody_gave_them(store: Store
             for pushes, client in enumerate((plain, resolving), 1):
                 client.push("v", np.ones(LARGE, np.float32))
                 np.testing.assert_array_equal(client.pull("v"), values - pushes)
+            for given in (first, f"{first},{second}"):
+                with fastps.connect(given, timeout=120.0, wait=60.0) as new:
+                    np.testing.assert_array_equal(new.pull("v"), values - 2)
             assert_shown(first, second, other)
 
 
 def assert_shown(first: str, second: str, taker: str) -> None:
-    """`fastps status` finds the taker of shard 1 through shard 0, whichever of the former addresses it is given."""
+    """`fastps status` finds the taker of shard 1 through shard 0 by the former addresses."""
     for given in (first, f"{first},{second}", f"{second},{first}"):
         asked = [sys.executable, "-m", "fastps", "status", given, "--timeout", "30"]
         done = subprocess.run(asked, capture_output=True, text=True, timeout=120)

@@ -2,6 +2,7 @@
 
 use crate::address::{check_local, is_same};
 use crate::client::Client;
+use crate::inspect::Signed;
 use crate::link::deadlines::Deadlines;
 use crate::link::refresh::refresh;
 use crate::link::route::ServerRoute;
@@ -28,6 +29,7 @@ use crate::state::waiting::{self, Wait};
 use crate::stranger::stranger;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
+use fastps_proto::v1::control_client::ControlClient;
 use fastps_transport::bearer::Bearer;
 use fastps_transport::convert;
 use fastps_transport::loopback::is_loopback_tcp;
@@ -47,6 +49,10 @@ use tonic::transport::Channel;
 pub(crate) const MAX_SHARDS: usize = 4096;
 /// How long a client that has met all shards waits for the other addresses that it was given.
 const OTHERS_WAIT: Duration = Duration::from_secs(1);
+
+/// Time between two questions who owns the shards, and limit of one.
+const OWNERS_EVERY: Duration = Duration::from_millis(500);
+const OWNERS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Identity, settings and deadline of a hello.
 #[derive(Clone)]
@@ -192,7 +198,7 @@ async fn meet_cluster(mut addresses: Vec<String>, caller: Caller) -> Result<Vec<
     let mut detours = BTreeMap::new();
     let mut waiting = Vec::new();
     let mut cluster = MetCluster::default();
-    for met in meet_all(addresses, &caller, is_complete).await? {
+    for met in meet_all(addresses, &caller, None, is_complete).await? {
         match unlisted(&met, given)? {
             Some(own) => {
                 waiting.push(own.clone());
@@ -201,7 +207,7 @@ async fn meet_cluster(mut addresses: Vec<String>, caller: Caller) -> Result<Vec<
             None => cluster.add(met)?,
         }
     }
-    let listed = meet_all(std::mem::take(&mut waiting), &caller, |_| false)
+    let listed = meet_all(std::mem::take(&mut waiting), &caller, None, |_| false)
         .await
         .map_err(|error| detour(error, &detours))?;
     for met in listed {
@@ -210,7 +216,9 @@ async fn meet_cluster(mut addresses: Vec<String>, caller: Caller) -> Result<Vec<
         }
         cluster.add(met)?;
     }
-    let others = meet_all(cluster.missing()?, &caller, |_| false).await?;
+    let missing = cluster.missing()?;
+    let count = missing.len();
+    let others = meet_all(missing, &caller, cluster.0.get(&0), |met| shards_of(met) >= count).await?;
     others.into_iter().try_for_each(|met| cluster.add(met))?;
     cluster.complete()
 }
@@ -331,32 +339,53 @@ fn check_same(known: &Met, met: &Met) -> Result<()> {
 
 /// Returns whether these are all shards of a cluster.
 fn is_complete(met: &[Met]) -> bool {
-    let shards: BTreeSet<_> = met.iter().map(|met| met.hello.shard).collect();
-    met.first().is_some_and(|first| shards.len() >= first.hello.cluster.len().max(1))
+    met.first().is_some_and(|first| shards_of(met) >= first.hello.cluster.len().max(1))
 }
 
-/// Says hello to all addresses. Once it has met enough, it gives the others a moment.
+fn shards_of(met: &[Met]) -> usize {
+    met.iter().map(|met| met.hello.shard).collect::<BTreeSet<_>>().len()
+}
+
+/// Says hello to all addresses, and where shard 0, met before or here, says that the owners of shards are. Once it has
+/// met enough, it gives the others a moment.
 async fn meet_all(
     addresses: Vec<String>,
     caller: &Caller,
+    first: Option<&Met>,
     is_enough: impl Fn(&[Met]) -> bool,
 ) -> Result<Vec<Met>> {
-    let mut tries = JoinSet::new();
-    for address in addresses {
+    let (mut tries, mut looks) = (JoinSet::new(), JoinSet::new());
+    let mut asked = BTreeSet::new();
+    let ask = |tries: &mut JoinSet<_>, address: String| {
         let caller = caller.clone();
         tries.spawn(async move { meet(&address, caller).await.map_err(|error| (address, error)) });
+    };
+    for address in addresses {
+        asked.insert(address.clone());
+        ask(&mut tries, address);
     }
-    let (mut met, mut failed) = (Vec::new(), Vec::new());
+    if let Some(first) = first.filter(|first| has_owners(first)) {
+        looks.spawn(moved(first, caller, asked.clone()));
+    }
+    let (mut met, mut failed) = (Vec::<Met>::new(), Vec::new());
     loop {
-        let next = tries.join_next();
-        let next = if is_enough(&met) {
-            tokio::time::timeout(OTHERS_WAIT, next).await.unwrap_or(None)
-        } else {
-            next.await
+        // Each try ends by itself.
+        let wait = if is_enough(&met) { OTHERS_WAIT } else { Duration::MAX };
+        let next = tokio::select! {
+            next = tokio::time::timeout(wait, tries.join_next()) => next.unwrap_or(None),
+            Some(Ok(owners)) = looks.join_next() => {
+                owners.into_iter().for_each(|address| ask(&mut tries, address));
+                continue;
+            }
         };
         let Some(result) = next else { break };
         match result {
-            Ok(Ok(one)) => met.push(one),
+            Ok(Ok(one)) => {
+                if has_owners(&one) {
+                    looks.spawn(moved(&one, caller, asked.clone()));
+                }
+                met.push(one);
+            }
             Ok(Err((_, error))) if is_enough(&met) && convert::passes(&error) => {}
             Ok(Err(error)) => failed.push(error),
             Err(e) => return Err(Error::new(Kind::Internal, format!("connecting failed: {e}"))),
@@ -364,6 +393,34 @@ async fn meet_all(
     }
     failed.sort_by(|a, b| a.0.cmp(&b.0));
     if failed.is_empty() { Ok(met) } else { Err(unreachable(&failed)) }
+}
+
+/// Returns whether this is shard 0, and knows of the shards' owners.
+fn has_owners(met: &Met) -> bool {
+    met.hello.shard == 0 && met.hello.term > 0
+}
+
+/// The addresses of the owners of shards, once shard 0 names some that are neither listed nor asked.
+fn moved(
+    first: &Met,
+    caller: &Caller,
+    mut asked: BTreeSet<String>,
+) -> impl Future<Output = Vec<String>> + Send + 'static {
+    asked.extend(first.hello.cluster.iter().cloned());
+    let mut control = ControlClient::with_interceptor(first.channel.clone(), Signed(caller.bearer.clone()));
+    async move {
+        loop {
+            let ask = unary::request(pb::StatsRequest::default(), OWNERS_TIMEOUT);
+            let owners =
+                control.stats(ask).await.map(|answer| answer.into_inner().owners).unwrap_or_default();
+            let addresses = owners.into_iter().map(|owner| owner.address);
+            let others: Vec<_> = addresses.filter(|one| !one.is_empty() && !asked.contains(one)).collect();
+            if !others.is_empty() {
+                return others;
+            }
+            tokio::time::sleep(OWNERS_EVERY).await;
+        }
+    }
 }
 
 /// Error for servers that did not answer: their addresses and why.

@@ -117,7 +117,7 @@ type Control = ControlClient<InterceptedService<Channel, Signed>>;
 
 /// Puts the token into each call.
 #[derive(Clone)]
-pub(crate) struct Signed(Bearer);
+pub(crate) struct Signed(pub(crate) Bearer);
 
 impl Interceptor for Signed {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
