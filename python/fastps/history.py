@@ -152,7 +152,14 @@ def history(folder: File, *, norms: bool = False) -> History:
 
 
 @overload
-def rewind(folder: File, out: None = None, *, to: int | None = None, to_mark: str | None = None) -> Store: ...
+def rewind(
+    folder: File,
+    out: None = None,
+    *,
+    to: int | None = None,
+    to_mark: str | None = None,
+    to_push: str | None = None,
+) -> Store: ...
 @overload
 def rewind(
     folder: File,
@@ -160,6 +167,7 @@ def rewind(
     *,
     to: int | None = None,
     to_mark: str | None = None,
+    to_push: str | None = None,
     shards: int | None = None,
 ) -> list[str]: ...
 def rewind(
@@ -168,15 +176,16 @@ def rewind(
     *,
     to: int | None = None,
     to_mark: str | None = None,
+    to_push: str | None = None,
     shards: int | None = None,
 ) -> Store | list[str]:
-    """Every ``exact`` tensor as it was at a version or a mark, bit for bit: to read, or as a new directory.
+    """Every ``exact`` tensor as it was at some moment, bit for bit: to read, or as a new directory.
 
     Without `out` it is a `Store` in the memory of this process that is read as any other, with the versions,
     averages and optimizer state of then, and that nothing changes. With `out` it is a data directory, of
     another cluster that knows no clients: serve it with ``fastps fork`` to train on from that moment. The old
-    directory is only read, and servers may be running. ``fastps rewind`` also takes versions of one tensor,
-    times and pushes.
+    directory is only read, and servers may be running. ``fastps rewind`` also takes versions of one tensor
+    and times.
 
     Args:
         folder: The ``--data-dir`` of the servers; or, of servers with ``--copy-history``, the URL of their
@@ -184,6 +193,8 @@ def rewind(
         out: The directory to write, which must not exist or must be empty; None: no file is written.
         to: The version; a tensor that never had so many changes is as of its last.
         to_mark: Instead of `to`, the name of a mark (`ParameterServer.mark`): the newest one of that name.
+        to_push: Instead of `to`, ``"WORKER:PUSH"``, as ``fastps history`` shows them: right after that push.
+            It is exact on the shards that have it; others are as of the same time, to a tenth of a second.
         shards: Number of shards of the new directory; None: as many as the old one has.
 
     Returns:
@@ -192,9 +203,9 @@ def rewind(
         sentences are warnings (`RuntimeWarning`).
 
     Raises:
-        ConfigError: The version is before or after what the directory keeps, no mark has the name, there is
-            neither a version nor a mark, or both; or `out` is in use, or there is none for `shards`. Calls of
-            the store that would change it raise it, too.
+        ConfigError: The moment is before or after what the directory keeps, no mark has the name, there is no
+            such push, none or several moments are given; or `out` is in use, or there is none for `shards`.
+            Calls of the store that would change it raise it, too.
         DamagedFileError: A file that is needed is damaged.
 
     >>> import tempfile
@@ -212,20 +223,22 @@ def rewind(
     ...     ps.pull("w")
     array([-1., -1.], dtype=float32)
     """
-    if (to is None) == (to_mark is None):
+    given = {"to": to, "to_mark": to_mark, "to_push": to_push}
+    named = [name for name, moment in given.items() if moment is not None]
+    if len(named) != 1:
         raise ConfigError(
             "a rewind needs one moment",
-            expected="to=VERSION or to_mark=NAME",
-            got="neither" if to is None else "both",
+            expected="to=VERSION, to_mark=NAME or to_push=WORKER:PUSH",
+            got=" and ".join(named) or "none",
         )
     version = 0 if to is None else integer("to", to)
+    moment = (version, words_or_none("to_mark", to_mark), words_or_none("to_push", to_push), None)
     shards, folder = integer_or_none("shards", shards), as_path("folder", folder)
-    to_mark = words_or_none("to_mark", to_mark)
     if out is not None:
-        return _fastps.rewind_to(folder, as_path("out", out), version, to_mark, shards)
+        return _fastps.rewind_to(folder, as_path("out", out), moment, shards)
     if shards is not None:
         raise ConfigError("shards are of a new directory", expected="out=DIRECTORY", got="shards without out")
-    native, notes = _fastps.moment_of(folder, version, to_mark)
+    native, notes = _fastps.moment_of(folder, moment)
     for note in notes:
         warnings.warn(note, RuntimeWarning, stacklevel=2)
     return read_only(native)

@@ -135,7 +135,10 @@ def test_a_note_leads_to_its_batch(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert notes[True, made["none"]] == ""
     assert notes[False, made["rows"]] == "rows"
     assert {"Async 0", "Async 1", "Local 1"} <= {*notes.values()}
-    (said,) = [line for line in what_changed(Kept(str(tmp_path / "data")), made["async"]) if " to w" in line]
+    kept = Kept(str(tmp_path / "data"))
+    (said,) = [
+        line for line in what_changed(kept, str(made["async"]), made["async"], None) if " to w" in line
+    ]
     assert "of worker 'gpu-7' (batch 8132) to w" in said
     assert main(["history", str(tmp_path / "data")]) == 0
     assert 'the last one "rows"' in capfd.readouterr().out

@@ -157,7 +157,8 @@ def test_what_has_no_history_is_said(tmp_path: Path) -> None:
             ({"to": 999}, "after the last change"),
             ({"to_mark": "epoch 1"}, "no such mark"),
             ({"to": version, "shards": 2}, "out=DIRECTORY"),
-            ({}, "neither"),
+            ({}, "got none"),
+            ({"to": version, "to_push": "a:1"}, "got to and to_push"),
         ]
         for arguments, why in wrong:
             with pytest.raises(fastps.ConfigError, match=why):

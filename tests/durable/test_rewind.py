@@ -210,7 +210,10 @@ def test_bisect_finds_the_first_bad_version_within_its_runs() -> None:
             assert search.run() == first_bad
             assert search.runs <= 15
     assert Search(0, 9, judge(7, frozenset({3, 4, 5}))).run() == 7
-    with pytest.raises(CommandError, match="one of 7 to 9"):
+    for skipped, end in ((9, "bad"), (0, "good")):
+        with pytest.raises(CommandError, match=f"cannot judge version {skipped}: give another --{end}"):
+            Search(0, 9, judge(7, frozenset({skipped}))).run()
+    with pytest.raises(CommandError, match="one of version 7 to version 9"):
         Search(0, 9, judge(8, frozenset({7, 8}))).run()
 
 
@@ -241,3 +244,46 @@ def test_bisect_finds_a_planted_push(tmp_path: Path) -> None:
         assert moved in done.stdout
     assert f"of worker '{worker}' to 'a' and 1 more tensor: lr 0.01" in done.stdout
     assert "x the median of the" in done.stdout
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_bisect_tries_only_moments_that_were(tmp_path: Path, shards: int) -> None:
+    """Where a tensor changes ten times as often as another, versions are no moments, and pushes are."""
+    folder = tmp_path / "data"
+    with (
+        fastps.serve(shards, data_dir=folder, keep_history=1 << 30) as server,
+        fastps.connect(server.address_list, name="often", ack="logged") as often,
+        fastps.connect(server.address_list, name="rarely", ack="logged") as rarely,
+    ):
+        start = {"a": np.zeros(4, np.float32), "b": np.zeros(4, np.float32)}
+        often.register(start, optimizer=fastps.SGD(lr=1.0))
+        for step in range(200):
+            often.push("a", np.full(4, -1.0, np.float32))
+            if step % 10 == 0:
+                gradient = np.full(4, -1.0 if step != 120 else -400.0, np.float32)
+                rarely.push({"b": gradient, "a": np.zeros(4, np.float32)}, note=f"batch {step}")
+    script = tmp_path / "judge.py"
+    script.write_text(
+        "import sys, fastps\n"
+        "with fastps.connect(sys.argv[1]) as ps:\n"
+        "    print(abs(ps.pull('a')[0] - 10 * ps.pull('b')[0]))\n"
+    )
+    bisect = [sys.executable, "-m", "fastps", "bisect", str(folder), "--threshold"]
+    run = ["--run", f"{sys.executable} {script} {{addresses}}", "--resume", str(tmp_path / "verdicts")]
+
+    def said(*options: str) -> str:
+        done = subprocess.run([*bisect, *options], capture_output=True, text=True, check=False, timeout=300)
+        return done.stdout + done.stderr
+
+    found = said("100", *run)
+    assert "first bad push: 13 of worker 'rarely'" in found, found
+    assert "push 13 of worker 'rarely' (batch 120) to '" in found
+    assert "' and 1 more tensor: lr 1, |g| 800" in found
+    assert "b moved by 800, from |b| 24" in found
+    assert "first bad push: 13 of" in said("100", "--good", "1,00", "--bad", "1_90", *run)
+    assert "of another search, by its threshold: expected 100.0, got 1.0" in said("1", *run)
+    assert "has push 1 of worker" in said("100", "--good", "180", "--bad", "90", *run)
+    with fastps.rewind(folder, to_push="rarely:13") as after:
+        assert (after.pull("a")[0], after.pull("b")[0]) == (121.0, 412.0)
+    with pytest.raises(fastps.ConfigError, match="to and to_push"):
+        fastps.rewind(folder, to=3, to_push="rarely:14")

@@ -1,4 +1,4 @@
-"""The ``bisect`` subcommand: finds the change that spoiled a run, by trying versions of its past."""
+"""The ``bisect`` subcommand: finds the change that spoiled a run, by trying moments of its past."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import fastps
 from fastps._shared.process import EXIT_OK, CommandError
 from fastps._shared.text import counted
 from fastps.commands.kit.bisection import BAD, GOOD, SKIP, Search, served, what_changed
-from fastps.commands.kit.kept import Kept
-from fastps.history import History
+from fastps.commands.kit.kept import Kept, Moment
+from fastps.commands.kit.moments import Moments
 
 __all__ = ["add_arguments", "execute"]
 
@@ -33,18 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the --data-dir of the servers, or their --copy-to if they have --copy-history",
     )
     parser.add_argument(
-        "--good", type=int, metavar="VERSION", help="a version that is good (default: the first)"
+        "--good", type=_version, metavar="VERSION", help="a version that is good (default: the first)"
     )
     parser.add_argument(
-        "--bad", type=int, metavar="VERSION", help="a later version that is bad (default: the last)"
+        "--bad", type=_version, metavar="VERSION", help="a later version that is bad (default: the last)"
     )
     parser.add_argument(
         "--run",
         required=True,
         metavar="COMMAND",
-        help="command for a shell that judges a version: exit status 0 is good, 1 to 124 bad, and 125 means "
-        "that it cannot be judged. {addresses} are those of servers of the version, {checkpoint} is a "
-        "safetensors file of it",
+        help="command for a shell that judges a moment: exit status 0 is good, 1 to 124 bad, and 125 means "
+        "that it cannot be judged. {addresses} are those of servers of then, {checkpoint} is a "
+        "safetensors file",
     )
     parser.add_argument(
         "--threshold",
@@ -60,56 +60,115 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _version(text: str) -> int:
+    """A version as it is shown, with commas or without."""
+    return int(text.replace(",", ""))
+
+
+_version.__name__ = "version"
+
+
 def execute(args: argparse.Namespace) -> int:
-    """Searches, and says what changed in the first bad version."""
+    """Searches, and says what changed at the first bad moment."""
     with Kept(args.dir) as kept:
         return _search(args, kept)
 
 
 def _search(args: argparse.Namespace, run: Kept) -> int:
-    past = fastps.history(run.folder)
-    first, last = max(span.first for span in past.spans), _last(past, run.is_copy)
-    good, bad = first if args.good is None else args.good, last if args.bad is None else args.bad
-    if not first <= good < bad <= last:
-        raise CommandError(
-            f"{args.dir} has versions {first} to {last}: expected --good below --bad among them, got {good} "
-            f"and {bad}"
-        )
-    verdicts = _read(args.resume, args.run) if args.resume else {}
+    moments = Moments(fastps.history(run.folder), run.is_copy)
+    good, bad = _ends(args, moments)
+    if moments.are_pushes:
+        print("some tensors change more often than others, so the moments are those after pushes", flush=True)
+    verdicts = Verdicts(args)
+    runs = 0
 
-    def judge(version: int) -> str:
+    def judge(number: int) -> str:
+        nonlocal runs
+        if (known := verdicts.get(moments.label(number))) is not None:
+            return known
+        runs += 1
         with tempfile.TemporaryDirectory(prefix="fastps-bisect-") as folder:
-            verdict = _judge(args, run, version, Path(folder))
-        print(f"  version {version:,}: {verdict}", flush=True)
+            verdict = _judge(args, run, moments.at(number), Path(folder))
+        print(f"  {moments.told(number)}: {verdict}", flush=True)
+        verdicts.add(moments.label(number), verdict)
         return verdict
 
-    def known(version: int) -> str:
-        if version not in verdicts:
-            verdicts[version] = judge(version)
-            if args.resume:
-                _write(args.resume, args.run, verdicts)
-        return verdicts[version]
-
-    search = Search(good, bad, known)
-    found = search.run()
-    print(f"{counted(search.runs, 'run')}; first bad version: {found:,}")
-    for line in what_changed(run, found):
+    found = Search(good, bad, judge, moments.told).run()
+    what = "push" if moments.are_pushes else "version"
+    print(f"{counted(runs, 'run')}; first bad {what}: {moments.told(found).removeprefix(what + ' ')}")
+    before = moments.at(found - 1) if found > moments.first else None
+    for line in what_changed(run, moments.label(found), moments.at(found), before):
         print(f"  {line}")
     return EXIT_OK
 
 
-def _last(past: History, is_copy: bool) -> int:
-    """The last version; in a bucket, where the logs of the shards end at different times, that of all."""
-    if not is_copy:
-        return max(span.last for span in past.spans)
-    # A shard whose tensors never change has none.
-    return min((span.last for span in past.spans if span.last > span.first), default=0)
+def _ends(args: argparse.Namespace, moments: Moments) -> tuple[int, int]:
+    """The numbers of the good and of the bad end."""
+    good = moments.first if args.good is None else moments.of_version(args.good)
+    bad = moments.last if args.bad is None else moments.of_version(args.bad)
+    if not moments.first <= good < bad <= moments.last:
+        first, last = moments.told(moments.first), moments.told(moments.last)
+        given = [the if at is None else at for at, the in ((args.good, "the first"), (args.bad, "the last"))]
+        raise CommandError(
+            f"{args.dir} has {first} to {last}: expected --good below --bad among them, got {given[0]} and "
+            f"{given[1]}"
+        )
+    return good, bad
 
 
-def _judge(args: argparse.Namespace, run: Kept, version: int, folder: Path) -> str:
-    """Runs the command for a version."""
+class Verdicts:
+    """The verdicts of a search, kept in a file if there is one.
+
+    Raises:
+        CommandError: The file is of another search, or none of ours, or cannot be written.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._path: Path | None = args.resume
+        place = args.dir if "://" in args.dir else str(Path(args.dir).resolve())
+        self._search = {"dir": place, "run": args.run, "threshold": args.threshold}
+        self._verdicts: dict[str, str] = {}
+        if self._path is not None:
+            if self._path.exists():
+                self._verdicts = self._read(self._path)
+            self._write(self._path)
+
+    def get(self, label: str) -> str | None:
+        """What is known of a moment."""
+        return self._verdicts.get(label)
+
+    def add(self, label: str, verdict: str) -> None:
+        """Keeps a verdict."""
+        self._verdicts[label] = verdict
+        if self._path is not None:
+            self._write(self._path)
+
+    def _read(self, path: Path) -> dict[str, str]:
+        try:
+            kept = json.loads(path.read_text())
+            verdicts = {str(at): str(verdict) for at, verdict in kept.pop("verdicts").items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise CommandError(f"{path} is not a file of fastps bisect") from None
+        for name, own in self._search.items():
+            if kept.get(name) != own:
+                raise CommandError(
+                    f"{path} is of another search, by its {name}: expected {kept.get(name)!r}, got {own!r}"
+                )
+        return verdicts
+
+    def _write(self, path: Path) -> None:
+        new = path.with_name(path.name + ".new")
+        try:
+            new.write_text(json.dumps({**self._search, "verdicts": self._verdicts}))
+            os.replace(new, path)
+        except OSError as error:
+            raise CommandError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _judge(args: argparse.Namespace, run: Kept, at: Moment, folder: Path) -> str:
+    """Runs the command for a moment."""
     moment = folder / "moment"
-    run.rewind(moment, version)
+    run.rewind(moment, at)
     with _places(args.run, moment, folder) as places:
         # Others' braces, as of a shell or of JSON, stay.
         command = args.run
@@ -147,22 +206,3 @@ def _places(command: str, moment: Path, folder: Path) -> Iterator[dict[str, str]
         return
     with served(moment) as server:
         yield {**places, "addresses": server.addresses}
-
-
-def _read(path: Path, command: str) -> dict[int, str]:
-    if not path.exists():
-        return {}
-    try:
-        kept = json.loads(path.read_text())
-        verdicts = {int(version): str(verdict) for version, verdict in kept["verdicts"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CommandError(f"{path} is not a file of fastps bisect") from None
-    if kept.get("run") != command:
-        raise CommandError(f"{path} is of another command: expected {kept.get('run')!r}, got {command!r}")
-    return verdicts
-
-
-def _write(path: Path, command: str, verdicts: dict[int, str]) -> None:
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps({"run": command, "verdicts": verdicts}))
-    os.replace(new, path)

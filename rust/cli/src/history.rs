@@ -299,6 +299,10 @@ pub enum Target {
     Version(u64),
     /// The newest mark of this name.
     Mark(String),
+    /// Right after a push, `WORKER:PUSH`.
+    Push(String),
+    /// On each shard right after the last of these that it has, by client and number.
+    Pushes(BTreeSet<(u64, u64)>),
 }
 
 impl Target {
@@ -306,6 +310,8 @@ impl Target {
         match self {
             Self::Version(version) => Ok(Moment::Version(version)),
             Self::Mark(name) => marked(place, &name),
+            Self::Push(text) => push(place, &text).map(Moment::Pushes),
+            Self::Pushes(pushes) => Ok(Moment::Pushes(pushes)),
         }
     }
 }
@@ -335,9 +341,10 @@ pub fn moment_of(dir: &Path, to: Target) -> Result<(store::Past, Vec<String>)> {
 }
 
 /// Fetches the log of the history that is copied to a bucket into a folder, which [`recorded`] and [`rewind_to`] read
-/// as a data directory; or, for `version`, also the values that this version is made from.
-pub fn fetch_history(url: &str, folder: &Path, version: Option<u64>) -> Result<()> {
-    fetch_past(&Bucket::open(url)?, folder, version.map(Moment::Version).as_ref())
+/// as a data directory; or, with the log there, the values that a moment is made from.
+pub fn fetch_history(url: &str, folder: &Path, to: Option<Target>) -> Result<()> {
+    let moment = to.map(|to| to.moment(&PastPlace::open(folder)?)).transpose()?;
+    fetch_past(&Bucket::open(url)?, folder, moment.as_ref())
 }
 
 /// Runs `fastps rewind` and returns the exit status.
@@ -350,7 +357,7 @@ pub(crate) fn rewind(args: impl IntoIterator<Item = OsString>) -> i32 {
             (None, Some(time), ..) => time.moment(&place)?,
             (None, None, Some(name), _) => marked(&place, &name)?,
             (None, None, None, Some(number)) => snapshot(&place, number)?,
-            (None, None, None, None) => push(&place, &to_push.unwrap_or_default())?,
+            (None, None, None, None) => Moment::Pushes(push(&place, &to_push.unwrap_or_default())?),
         };
         let (done, shards) = place.at(&moment, |dir| restored(dir, &out, moment.clone(), shards))?;
         done.notes.iter().for_each(note);
@@ -387,8 +394,8 @@ fn snapshot(place: &PastPlace, number: u64) -> Result<Moment> {
     })
 }
 
-/// The moment of a push by a worker's name or number.
-fn push(place: &PastPlace, text: &str) -> Result<Moment> {
+/// A push by a worker's name or number, by client and number: a worker is another client of each shard.
+fn push(place: &PastPlace, text: &str) -> Result<BTreeSet<(u64, u64)>> {
     let wrong = |got: &str| {
         Error::new(Kind::Config, "no such push").expected("WORKER:PUSH, as `fastps history` shows", got)
     };
@@ -421,7 +428,7 @@ fn push(place: &PastPlace, text: &str) -> Result<Moment> {
         let several = format!("several workers named {worker:?}: {}", numbers.join(", "));
         return Err(Error::new(Kind::Config, "no such push").expected("the number of one of them", several));
     }
-    Ok(Moment::Push { clients: with_it.iter().map(|(_, client)| *client).collect(), sequence })
+    Ok(with_it.iter().map(|(_, client)| (*client, sequence)).collect())
 }
 
 #[cfg(test)]

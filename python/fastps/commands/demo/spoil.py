@@ -94,7 +94,8 @@ class Course:
                 f"the search found version {self.result.version:,}: expected "
                 f"{self.result.spoiled_version:,}, which the bad push made"
             )
-        self.result.said = what_changed(Kept(str(self.out / "state")), self.result.version)
+        kept, version = Kept(str(self.out / "state")), self.result.version
+        self.result.said = what_changed(kept, str(version), version, version - 1)
         for line in self.result.said:
             self.view.say(f"first bad version {self.result.version:,}: {line}")
 

@@ -11,7 +11,7 @@ import numpy as np
 import fastps
 from fastps._shared.process import CommandError
 from fastps._shared.text import counted
-from fastps.commands.kit.kept import Kept
+from fastps.commands.kit.kept import Kept, Moment
 from fastps.history import History
 
 __all__ = ["BAD", "GOOD", "SKIP", "Search", "served", "what_changed"]
@@ -27,73 +27,85 @@ _MOST_RUNS = 15
 
 
 class Search:
-    """A bisection between a good and a bad version.
+    """A bisection between a good and a bad moment.
 
     Args:
-        good: A good version.
-        bad: A later one that is bad.
-        judge: Tells ``"good"``, ``"bad"`` or ``"skip"`` of a version.
+        good: The number of a good moment, such as its version.
+        bad: That of a later one that is bad.
+        judge: Tells ``"good"``, ``"bad"`` or ``"skip"`` of a number.
+        told: A number in words.
     """
 
-    def __init__(self, good: int, bad: int, judge: Callable[[int], str]) -> None:
+    def __init__(
+        self,
+        good: int,
+        bad: int,
+        judge: Callable[[int], str],
+        told: Callable[[int], str] = lambda version: f"version {version:,}",
+    ) -> None:
         self.good, self.bad = good, bad
         self.runs = 0
-        self._judge_version = judge
+        self._judge, self._told = judge, told
         self._skipped: set[int] = set()
 
     def run(self) -> int:
-        """The first bad version.
+        """The number of the first bad moment.
 
-        Both ends are tried first: a command that says the same of all versions is found out in two runs. In a
+        Both ends are tried first: a command that says the same of all moments is found out in two runs. In a
         range that would take more than 15 runs then, the good end is tried only once nothing else was good,
         and the first trial divides the range by three, so that this one fits into the same number of runs.
 
         Raises:
             CommandError: The command says the same of both ends, or cannot judge what is left.
         """
-        if self._try(self.bad) != BAD:
-            raise CommandError(f"version {self.bad:,} is not bad by this command: it may never fail")
+        self._expect(self.bad, BAD, "it may never fail")
         seen_good, share = False, 3
         if 2 + (self.bad - self.good - 1).bit_length() <= _MOST_RUNS:
-            self._check_good_end()
+            self._expect_good_end()
             seen_good, share = True, 2
         while self.bad - self.good > 1:
-            version = self._next(share)
-            verdict, share = self._try(version), 2
+            number = self._next(share)
+            verdict, share = self._try(number), 2
             if verdict == GOOD:
-                self.good, seen_good = version, True
+                self.good, seen_good = number, True
             elif verdict == BAD:
-                self.bad = version
+                self.bad = number
                 if not seen_good:
-                    self._check_good_end()
+                    self._expect_good_end()
                     seen_good = True
             else:
-                self._skipped.add(version)
+                self._skipped.add(number)
         if not seen_good:
-            self._check_good_end()
+            self._expect_good_end()
         return self.bad
 
-    def _check_good_end(self) -> None:
-        if self._try(self.good) != GOOD:
-            raise CommandError(f"version {self.good:,} is not good by this command: it may always fail")
+    def _expect_good_end(self) -> None:
+        self._expect(self.good, GOOD, "it may always fail")
 
-    def _try(self, version: int) -> str:
+    def _expect(self, end: int, verdict: str, why: str) -> None:
+        found = self._try(end)
+        if found == SKIP:
+            raise CommandError(f"the command cannot judge {self._told(end)}: give another --{verdict}")
+        if found != verdict:
+            raise CommandError(f"{self._told(end)} is not {verdict} by this command: {why}")
+
+    def _try(self, number: int) -> str:
         self.runs += 1
-        return self._judge_version(version)
+        return self._judge(number)
 
     def _next(self, share: int) -> int:
-        """The untried version nearest to where the range is divided."""
+        """The untried number nearest to where the range is divided."""
         middle = self.good + max(1, (self.bad - self.good) // share)
-        for version in (
+        for number in (
             sorted(range(self.good + 1, self.bad), key=lambda one: abs(one - middle))
             if self._skipped
             else [middle]
         ):
-            if version not in self._skipped:
-                return version
+            if number not in self._skipped:
+                return number
+        first, last = self._told(self.good + 1), self._told(self.bad)
         raise CommandError(
-            f"the first bad version is one of {self.good + 1:,} to {self.bad:,}; the command cannot judge "
-            "those between"
+            f"the first bad one is one of {first} to {last}; the command cannot judge those between"
         )
 
 
@@ -103,28 +115,40 @@ def served(moment: Path) -> fastps.Server:
     return fastps.serve(shards, data_dir=moment)
 
 
-def what_changed(kept: Kept, version: int) -> list[str]:
-    """Lines on the pushes that made a version, and on how far it moved the values."""
+def what_changed(kept: Kept, label: str, at: Moment, before: Moment | None) -> list[str]:
+    """Lines on what made a moment of the one before, and on how far it moved the values.
+
+    Args:
+        kept: The past of the run.
+        label: The version, or ``WORKER:PUSH``.
+        at: The moment.
+        before: The one before; None: it is not kept.
+    """
     past = fastps.history(kept.folder, norms=True)
     changes = past.changes
-    made = changes["version"] == version
-    # A worker is another client of each shard, under one name.
-    pushes = zip(
-        map(past.name, changes["client"][made].tolist()), changes["push"][made].tolist(), strict=True
-    )
-    lines = [_push(past, worker, push) for worker, push in dict.fromkeys(pushes)]
+    worker, _, push = label.rpartition(":")
+    if worker:
+        made = (changes["push"] == int(push)) & np.isin(changes["client"], _clients(past, worker))
+        lines = [_push(past, worker, int(push))]
+    else:
+        made = changes["version"] == at
+        # A worker is another client of each shard, under one name.
+        pushes = zip(
+            map(past.name, changes["client"][made].tolist()), changes["push"][made].tolist(), strict=True
+        )
+        lines = [_push(past, worker, push) for worker, push in dict.fromkeys(pushes)]
     names = [past.tensors[k] for k in dict.fromkeys(changes["tensor"][made].tolist())]
-    if version > max(span.first for span in past.spans):
-        lines += _moves(kept, names, version)
+    if before is not None:
+        lines += _moves(kept, names, before, at)
     return lines
 
 
-def _moves(kept: Kept, names: list[str], version: int) -> list[str]:
-    """How far a version moved the tensors, those that moved farthest first."""
+def _moves(kept: Kept, names: list[str], before: Moment, after: Moment) -> list[str]:
+    """How far tensors moved between two moments, those that moved farthest first."""
     lengths = {}
-    with kept.moment(version - 1) as before, kept.moment(version) as after:
-        for name in set(names) & set(before.names()) & set(after.names()):
-            old, new = (np.asarray(at.pull(name), np.float64).ravel() for at in (before, after))
+    with kept.moment(before) as then, kept.moment(after) as now:
+        for name in set(names) & set(then.names()) & set(now.names()):
+            old, new = (np.asarray(at.pull(name), np.float64).ravel() for at in (then, now))
             with np.errstate(all="ignore"):
                 lengths[name] = float(np.linalg.norm(new - old)), float(np.linalg.norm(old))
     ordered = sorted(lengths, key=lambda name: (-np.nan_to_num(lengths[name][0], nan=math.inf), name))
@@ -135,11 +159,16 @@ def _moves(kept: Kept, names: list[str], version: int) -> list[str]:
     return lines if more <= 0 else [*lines[:_MOVES], f"and {counted(more, 'more tensor')}, less far"]
 
 
+def _clients(past: History, worker: str) -> list[int]:
+    """The clients that a worker is, by its name, or by its number where several have one name."""
+    known = np.unique(past.changes["client"]).tolist()
+    return [client for client in known if worker in (past.name(client), f"{client:016x}")]
+
+
 def _push(past: History, worker: str, push: int) -> str:
     """One push beside those of its worker before it."""
     changes = past.changes
-    clients = [client for client in np.unique(changes["client"]).tolist() if past.name(client) == worker]
-    own = np.isin(changes["client"], clients) & past.is_gradient
+    own = np.isin(changes["client"], _clients(past, worker)) & past.is_gradient
     rows = own & (changes["push"] == push)
     if not rows.any():
         return f"an assignment by {worker!r}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -11,12 +10,18 @@ from typing import Self
 
 import fastps
 from fastps import _fastps
+from fastps.store import read_only
 
-__all__ = ["Kept"]
+__all__ = ["Kept", "Moment"]
+
+Moment = int | frozenset[tuple[int, int]]
 
 
 class Kept:
     """The past of a run. Of a bucket, each byte is fetched once, into a temporary folder.
+
+    A moment is a version of all tensors; or on each shard right after the last of some pushes, each a pair of
+    client and number.
 
     Args:
         place: The ``--data-dir`` of the servers, or the URL to which they copy their history.
@@ -46,23 +51,26 @@ class Kept:
     ) -> None:
         self._stack.close()
 
-    def rewind(self, out: Path, version: int) -> None:
-        """Writes a data directory with every tensor as it was at a version."""
-        self._fetch(version)
-        fastps.rewind(self.folder, out, to=version)
+    def rewind(self, out: Path, to: Moment) -> None:
+        """Writes a data directory with every tensor as it was at a moment."""
+        self._fetch(to)
+        _fastps.rewind_to(self.folder, out, _native(to), None)
 
-    def moment(self, version: int) -> fastps.Store:
-        """Every tensor as it was at a version, in memory."""
-        self._fetch(version)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # what has no history
-            return fastps.rewind(self.folder, to=version)
+    def moment(self, to: Moment) -> fastps.Store:
+        """Every tensor as it was at a moment, in memory."""
+        self._fetch(to)
+        native, _ = _fastps.moment_of(self.folder, _native(to))  # also says what has no history
+        return read_only(native)
 
     @property
     def is_copy(self) -> bool:
         """Whether it is read from a bucket, where the logs of the shards end at different times."""
         return self._url is not None
 
-    def _fetch(self, version: int) -> None:
+    def _fetch(self, to: Moment) -> None:
         if self._url is not None:
-            _fastps.fetch_history(self._url, self.folder, version)
+            _fastps.fetch_history(self._url, self.folder, _native(to))
+
+
+def _native(to: Moment) -> tuple[int, None, None, set[tuple[int, int]] | None]:
+    return (to, None, None, None) if isinstance(to, int) else (0, None, None, set(to))

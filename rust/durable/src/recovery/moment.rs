@@ -8,7 +8,6 @@ use crate::log::STAMP_INTERVAL;
 use crate::log::read::{SegmentEnd, read};
 use crate::snapshot::generation::Generation;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::frame::Identity;
 use fastps_core::tensor::{Apply, SliceId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,13 +23,9 @@ pub enum Moment {
     Tensor(Arc<str>, u64),
     /// Milliseconds since 1970.
     Time(u64),
-    /// Right after a push.
-    Push {
-        /// The client that sent it to each shard.
-        clients: BTreeSet<u64>,
-        /// Its number among the client's pushes.
-        sequence: u64,
-    },
+    /// On each shard right after the last of these pushes that it has, by client and number. A worker is another
+    /// client of each shard.
+    Pushes(BTreeSet<(u64, u64)>),
     /// A mark, by the number that it has on every shard.
     Mark(u64),
     /// A consistent snapshot, by the number of its cut.
@@ -43,7 +38,10 @@ impl fmt::Display for Moment {
             Self::Version(version) => write!(f, "version {version}"),
             Self::Tensor(name, version) => write!(f, "version {version} of {name:?}"),
             Self::Time(ms) => write!(f, "{}.{:03} s since 1970", ms / 1000, ms % 1000),
-            Self::Push { sequence, .. } => write!(f, "push {sequence}"),
+            Self::Pushes(pushes) => {
+                let numbers: BTreeSet<_> = pushes.iter().map(|(_, number)| number.to_string()).collect();
+                write!(f, "push {}", numbers.into_iter().collect::<Vec<_>>().join(", "))
+            }
             Self::Mark(_) => write!(f, "a mark"),
             Self::Cut(_) => write!(f, "a consistent snapshot"),
         }
@@ -282,9 +280,11 @@ impl<'a> Search<'a> {
                     }
                     standing.version <= *version
                 }
-                Moment::Push { clients, sequence } => !standing.clients.iter().any(|known| {
-                    clients.contains(&known.client)
-                        && known.outcomes.iter().any(|(later, _)| later >= sequence)
+                Moment::Pushes(pushes) => !standing.clients.iter().any(|known| {
+                    let of_client = pushes.range((known.client, 0)..=(known.client, u64::MAX));
+                    of_client
+                        .last()
+                        .is_some_and(|(_, number)| known.outcomes.iter().any(|(later, _)| later >= number))
                 }),
                 Moment::Tensor(..) | Moment::Time(_) | Moment::Mark(_) | Moment::Cut(_) => true,
             };
@@ -338,12 +338,9 @@ impl<'a> Search<'a> {
                 }
             }
             Content::Push(record) if record.apply == Apply::Exact => {
-                let push = [record.identity].into_iter().chain(record.shared_by.iter());
-                let is_wanted = |by: Identity, clients: &BTreeSet<u64>, sequence| {
-                    by.sequence == sequence && clients.contains(&by.client)
-                };
-                if let Moment::Push { clients, sequence } = self.moment
-                    && push.into_iter().any(|by| is_wanted(by, clients, *sequence))
+                let mut push = [record.identity].into_iter().chain(record.shared_by.iter());
+                if let Moment::Pushes(pushes) = self.moment
+                    && push.any(|by| pushes.contains(&(by.client, by.sequence)))
                 {
                     self.made.insert(record.slice.0, record.version);
                     // The push may have changed further slices.
@@ -390,8 +387,8 @@ impl<'a> Search<'a> {
                 self.awaited.as_ref().filter(|awaited| awaited.is_empty())?;
                 Caps::Of(self.slices.iter().map(|slice| (*slice, *version)).collect())
             }
-            Moment::Push { .. } if self.made.is_empty() => return None,
-            Moment::Push { .. } => Caps::Of(self.made.clone()),
+            Moment::Pushes(_) if self.made.is_empty() => return None,
+            Moment::Pushes(_) => Caps::Of(self.made.clone()),
         };
         Some(Stop { at, time, caps })
     }

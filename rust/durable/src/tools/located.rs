@@ -120,8 +120,8 @@ fn unknown(data_dir: &Path, moment: &Moment, newest: u64) -> Error {
     match moment {
         Moment::Tensor(name, version) => why(format!("tensor {name:?} never had version {version}"))
             .expected("a tensor and a version that `fastps history` shows", format!("{name:?}, {version}")),
-        Moment::Push { sequence, .. } => why(format!("the worker has no push {sequence} in the history"))
-            .expected("a worker and a push that `fastps history` shows", sequence),
+        Moment::Pushes(_) => why(format!("the worker has no {moment} in the history"))
+            .expected("a worker and a push that `fastps history` shows", moment),
         Moment::Version(_) | Moment::Time(_) | Moment::Mark(_) | Moment::Cut(_) => {
             later(data_dir).expected(format!("version {newest} or less"), "none")
         }

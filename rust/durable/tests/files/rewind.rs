@@ -41,7 +41,7 @@ fn rewound(from: &Path, moment: &Moment) -> fastps_core::error::Result<BTreeMap<
 }
 
 fn push_of(client: u64, sequence: u64) -> Moment {
-    Moment::Push { clients: [client].into(), sequence }
+    Moment::Pushes([(client, sequence)].into())
 }
 
 fn now() -> u64 {

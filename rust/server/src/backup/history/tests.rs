@@ -228,7 +228,7 @@ fn a_bucket_rewinds_as_its_directory_does() {
         fetch_past(&bucket, &all, Some(&Moment::Version(version))).unwrap();
         assert_eq!(value_in(&all, version).unwrap(), value(version));
     }
-    let (push, past) = (Moment::Push { clients: [1].into(), sequence: 700 }, folder.empty("past"));
+    let (push, past) = (Moment::Pushes([(1, 700)].into()), folder.empty("past"));
     fetch_past(&bucket, &past, Some(&push)).unwrap();
     assert_eq!(value_at(&past, push).unwrap(), value(700));
 }
