@@ -2,7 +2,6 @@
 
 use crate::address::{check_local, is_same};
 use crate::client::Client;
-use crate::inspect::Signed;
 use crate::link::deadlines::Deadlines;
 use crate::link::refresh::refresh;
 use crate::link::route::ServerRoute;
@@ -12,6 +11,7 @@ use crate::link::unary;
 use crate::link::unary::Who;
 use crate::link::wait::Links;
 use crate::options::{Ack, ConnectOptions};
+use crate::signed::Signed;
 use crate::state::fence::{Fence, another_cluster};
 use crate::state::lost::Losses;
 use crate::state::map::Map;

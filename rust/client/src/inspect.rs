@@ -4,6 +4,7 @@ use crate::address::{check_local, is_same};
 use crate::connect::{MAX_SHARDS, unreachable};
 use crate::link::unary::request;
 use crate::options::Transport;
+use crate::signed::Signed;
 use crate::state::time::after;
 use crate::stranger::stranger;
 use fastps_core::error::{Error, Kind, Result};
@@ -19,7 +20,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
-use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
@@ -114,17 +114,6 @@ pub(crate) struct Asker<'a> {
 
 /// Calls with the token.
 type Control = ControlClient<InterceptedService<Channel, Signed>>;
-
-/// Puts the token into each call.
-#[derive(Clone)]
-pub(crate) struct Signed(pub(crate) Bearer);
-
-impl Interceptor for Signed {
-    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        self.0.sign(request.metadata_mut().as_mut());
-        Ok(request)
-    }
-}
 
 impl<'a> Asker<'a> {
     pub(crate) fn new(

@@ -13,6 +13,7 @@ mod link;
 mod listing;
 mod options;
 mod resolver;
+mod signed;
 mod state;
 mod stranger;
 
