@@ -101,6 +101,9 @@ def slow(rows: Rows, chosen: dict[str, str]) -> dict[str, float]:
     found = {letter: float(len(times)) for letter, times in made.items()} | {"waiting": waiting(rows)}
     if chosen["dead"].startswith("Let"):
         found |= {f"after{letter}": sum(time > 12 for time in times) for letter, times in made.items()}
+        if found["afterA"]:
+            times = [0.0, *made["A"]]
+            found["pause"] = max(b - a for a, b in zip(times, times[1:], strict=False) if b > 12)
     return found
 
 
@@ -250,6 +253,19 @@ def test_each_sentence_is_true_of_its_figure(essay: Essay, block: str) -> None:
     if block == "bits":  # back at the first place
         places = places[:-1]
     assert len(sentences) == 1 + len(places)
+
+
+def test_waiting_costs_nothing_where_nobody_is_slow(essay: Essay) -> None:
+    essay.see("wait")
+    essay.move("wait", "slow", 1)
+    told = essay.told("wait")
+    assert told["waiting"] == 0
+    assert told["lossA"] < 1.5 * told["lossB"]
+    essay.see("slow")
+    essay.move("slow", "dead", True)
+    assert "the slow one too" in essay.sentence("slow")
+    essay.move("slow", "slow", 1)
+    assert "slow" not in essay.sentence("slow")
 
 
 def test_each_optimizer_shows_its_weakness_at_the_start(essay: Essay) -> None:

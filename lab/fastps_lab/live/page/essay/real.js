@@ -45,7 +45,7 @@ export const machines = {
   },
   insight(data) {
     const { recorded, points, pushes, lost, end } = data;
-    const begin = recorded ? `In ${end} seconds the servers make ${number("made", points.at(-1)[1])} updates. ` : "";
+    const begin = recorded ? `In ${end} second${end === 1 ? "" : "s"} the servers make ${number("made", points.at(-1)[1])} updates. ` : "";
     if (points.length < 2) return "The servers are up. Start the run.";
     const kills = killsOf(data).map((kill) => {
       const { time, worker, before, after, gap } = kill;
@@ -56,7 +56,7 @@ export const machines = {
       return `A server is killed at ${number("serverAt", time, time.toFixed(1))} s: for ${number("gap", gap, gap.toFixed(1))} s there is no update, then all go on. `;
     });
     if (end < LENGTH) return `${begin}${kills.join("")}`;
-    return `${begin}${kills.join("")}Of ${number("pushes", pushes)} pushes that workers were told are applied, ${number("lost", lost)} ${lost === 1 ? "is" : "are"} lost.`;
+    return `${begin}${kills.join("")}Of ${number("pushes", pushes)} pushes that workers were told are applied until the run was stopped, ${number("lost", lost)} ${lost === 1 ? "is" : "are"} lost.`;
   },
   draw(pen, data) {
     const { points } = data;

@@ -33,17 +33,19 @@ export const slow = {
         versions: lossOf(run).slice(1).map(({ time }) => time),
       }));
     }
-    return { dead, ...made };
+    return { factor, dead, ...made };
   },
-  insight({ dead, A, B }) {
+  insight({ factor, dead, A, B }) {
     const [a, b] = [A, B].map(({ versions }) => versions.length);
     const waits = share(A.bars);
     const all = `In ${UNTIL} seconds <strong class="a">A</strong> makes ${number("A", a)} versions while its workers wait ` +
       `${number("waiting", 100 * waits, `${Math.round(100 * waits)} %`)} of their time; <strong class="b">B</strong> makes ${number("B", b)}.`;
     if (!dead) return all;
     const [after, later] = [A, B].map(({ versions }) => versions.filter((time) => time > KILLED_AT).length);
-    return `${all} After the death at ${KILLED_AT} s, A makes ${number("afterA", after)}${after === 0 ? ": it waits for a gradient that never comes" : ""}. ` +
-      `B makes ${number("afterB", later)}, but its backup is used up: it now waits for the slow worker.`;
+    const pauses = A.versions.map((time, k) => (time > KILLED_AT ? time - (A.versions[k - 1] ?? 0) : 0));
+    const waited = after === 0 ? ": it waits for a gradient that never comes" : `, after a pause of ${number("pause", Math.max(...pauses))} s`;
+    return `${all} After the death at ${KILLED_AT} s, A makes ${number("afterA", after)}${waited}; a server waits for a dead worker until its lease is over. ` +
+      `B makes ${number("afterB", later)}, but its backup is used up: it now waits for all that live${factor > 1 ? ", the slow one too" : ""}.`;
   },
   draw(pen, { dead, A, B }) {
     const { width, height } = pen;

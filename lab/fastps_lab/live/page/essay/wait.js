@@ -17,15 +17,17 @@ export const wait = {
   },
   shape: "tall",
   text: `<p>Two workers share the model. The first needs one second for a gradient, the second {slow} as long.</p>
-    <p>In run <strong class="a">A</strong> the server waits until both gradients are there, and steps along their mean. Nothing gets old,
-    but the quick worker idles. In run <strong class="b">B</strong> it takes each gradient as it comes. Nobody idles, but while the slow
+    <p>In run <strong class="a">A</strong> the server waits until both gradients are there, and steps along their mean, twice as far as B does
+    along one. Nothing gets old, but the quick worker idles. In run <strong class="b">B</strong> it takes each gradient as it comes. Nobody idles, but while the slow
     worker computes, the model moves on: its gradient belongs to a place that the server has left. That distance, counted in updates, is its
     <strong>staleness</strong>.</p>`,
   caption: "Above: filled is computing, hatched is waiting. Below: the way of B, and its stalest gradient, from where it was computed to where the server was when it arrived.",
   *compute(core, { slow }) {
     const made = {};
     for (const [letter, mode] of [["A", "sync"], ["B", "async"]]) {
-      const settings = { ...SETTINGS, straggler: slow, mode, backup: 0 };
+      // A step along the mean of two goes as far as two.
+      const lr = SETTINGS.lr * (mode === "sync" ? SETTINGS.workers : 1);
+      const settings = { ...SETTINGS, lr, straggler: slow, mode, backup: 0 };
       made[letter] = yield* runs(core, settings, { time: UNTIL, piece: 60 }, (run) => {
         const { updates, loss } = run.read();
         return { bars: barsOf(run, UNTIL), rows: updatesOf(run), updates, loss };
