@@ -206,6 +206,7 @@ class SlowStore:
     def __init__(self, endpoint: str) -> None:
         holder = self
         self._holds: Callable[[str, str], bool] = lambda method, path: False
+        self._denies: Callable[[str, str], bool] = lambda method, path: False
         self._go_on = threading.Event()
         self.held: list[str] = []
         self.arrived: list[str] = []
@@ -220,6 +221,9 @@ class SlowStore:
                 if is_held:
                     holder.held.append(self.path)
                     holder._go_on.wait()
+                if holder._denies(self.command, self.path):
+                    self._deny()
+                    return
                 store = http.client.HTTPConnection(target, timeout=60)
                 store.request(self.command, self.path, body, dict(self.headers))
                 answer = store.getresponse()
@@ -243,6 +247,13 @@ class SlowStore:
                     self.wfile.write(text)
                 store.close()
 
+            def _deny(self) -> None:
+                text = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+                self.send_response(403)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
             do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _pass
 
             def log_message(self, format: str, *arguments: Any) -> None:
@@ -256,6 +267,10 @@ class SlowStore:
     def hold(self, which: Callable[[str, str], bool]) -> None:
         """Holds the requests of which this is true, given method and path."""
         self._holds = which
+
+    def deny(self, which: Callable[[str, str], bool]) -> None:
+        """Refuses the requests of which this is true, given method and path, as not permitted."""
+        self._denies = which
 
     def let_go(self) -> None:
         """Lets all through."""

@@ -177,6 +177,11 @@ impl Bucket {
 
     /// Reads the name of a shard's newest copy, and the version to swap it by.
     pub(super) async fn latest(&self, shard: u32) -> Result<Option<(Latest, UpdateVersion)>> {
+        Ok(self.latest_or_fence(shard).await?.filter(|(latest, _)| !latest.is_fence()))
+    }
+
+    /// The same, and what stands in its place before there is a copy.
+    pub(super) async fn latest_or_fence(&self, shard: u32) -> Result<Option<(Latest, UpdateVersion)>> {
         let place = self.shard(shard).join(LATEST);
         let Some((text, version)) = self.read(&place, MAX_LATEST_BYTES).await? else { return Ok(None) };
         let latest = Latest::parse(&text, &self.name(&place))?;
@@ -200,7 +205,7 @@ impl Bucket {
             Ok(()) => Ok(true),
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
                 // The write may have succeeded although its answer was lost, and the retry then failed.
-                Ok(self.latest(latest.shard).await?.is_some_and(|(found, _)| found == *latest))
+                Ok(self.latest_or_fence(latest.shard).await?.is_some_and(|(found, _)| found == *latest))
             }
             Err(error) => Err(self.failed("write", &place, &error)),
         }

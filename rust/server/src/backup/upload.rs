@@ -76,7 +76,7 @@ pub(crate) async fn upload(
         left: None,
     };
     let mut before = None;
-    if let Some((found, version)) = bucket.latest(shard).await? {
+    if let Some((found, version)) = bucket.latest_or_fence(shard).await? {
         if found.term > term {
             return Err(newer_term(bucket, term, &found));
         }
@@ -114,7 +114,7 @@ pub(crate) async fn upload(
                 .map(|name| to.clone().join(name)),
         )
         .await;
-        let found = bucket.latest(shard).await?;
+        let found = bucket.latest_or_fence(shard).await?;
         return Err(found.map_or_else(
             || conflict(bucket, &latest, &latest),
             |(found, _)| conflict(bucket, &latest, &found),

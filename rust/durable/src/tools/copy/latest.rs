@@ -6,7 +6,8 @@ use crate::tools::copy::described::Described;
 use fastps_core::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
-/// The `latest` file: the newest copy of a shard's snapshots.
+/// The `latest` file: the newest copy of a shard's snapshots. Before there is one, the shard's first owner writes a
+/// fence in its place, which names none: else a copy that an owner of an older term is still writing would be the first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Latest {
     /// Format of the snapshot's files.
@@ -19,7 +20,7 @@ pub struct Latest {
     pub shards: u32,
     /// The snapshot's number.
     pub generation: u64,
-    /// The folder of the copy.
+    /// The folder of the copy; empty: this is a fence.
     pub folder: String,
     /// CRC-32C of its manifest.
     pub manifest_crc32c: u32,
@@ -38,6 +39,18 @@ fn is_without_owner(term: &u64) -> bool {
 }
 
 impl Latest {
+    /// What stands in place of the first copy, by the owner in this term.
+    pub fn fence(shard: u32, term: u64) -> Self {
+        let (directory, folder) = (String::new(), String::new());
+        let (format, shards, generation, manifest_crc32c) = (TERM_FORMAT, 0, 0, 0);
+        Self { format, directory, shard, shards, generation, folder, manifest_crc32c, term }
+    }
+
+    /// Returns whether it names no copy.
+    pub fn is_fence(&self) -> bool {
+        self.folder.is_empty() && self.generation == 0 && self.term > 0
+    }
+
     /// The same, of the owner in this term; 0: of no owner.
     pub fn in_term(self, term: u64) -> Self {
         let format = if term > 0 { TERM_FORMAT } else { self.format };
@@ -58,7 +71,9 @@ impl Latest {
     /// Parses and checks it. `place` appears in errors.
     pub fn parse(text: &[u8], place: &str) -> Result<Self> {
         let read: Option<Self> = serde_json::from_slice(text).ok();
-        let latest = read.filter(|latest| number_of(&latest.folder) == Some(latest.generation));
+        let is_whole =
+            |latest: &Self| latest.is_fence() || number_of(&latest.folder) == Some(latest.generation);
+        let latest = read.filter(is_whole);
         let Some(latest) = latest else {
             return Err(Error::new(
                 Kind::Internal,

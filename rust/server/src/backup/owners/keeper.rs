@@ -9,7 +9,7 @@ use crate::human::now;
 use crate::owner::{Ownership, since_boot};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::reach;
-use fastps_durable::copy::Described;
+use fastps_durable::copy::{Described, Latest};
 use fastps_durable::owner::{
     Answer, Candidate, Claim, LockedFile, LogPosition, Phase, Piece, Record, Request, Stage, Timing, history,
 };
@@ -66,6 +66,37 @@ struct Keeper {
     timing: Timing,
     accept_loss: bool,
     claiming: Claiming,
+}
+
+/// How many requests to the record have failed since the last that did not.
+#[derive(Default)]
+struct Failing {
+    reads: u32,
+    writes: u32,
+}
+
+impl Failing {
+    /// Tells when requests begin to fail, and why, and when they no longer do.
+    fn tell<V, T>(&mut self, shard: u32, request: &Request<V>, asked: &Result<T>) {
+        // A write fails once if another server has asked for the shard.
+        let (failed, most, what) = match request {
+            Request::Read => (&mut self.reads, 1, "read"),
+            Request::Swap(..) => (&mut self.writes, 2, "written"),
+        };
+        match asked {
+            Ok(_) => {
+                if std::mem::take(failed) >= most {
+                    tracing::info!(shard, "the record of the shard's owner can be {what} again");
+                }
+            }
+            Err(error) => {
+                *failed = failed.saturating_add(1);
+                if *failed == most {
+                    tracing::warn!(shard, %error, "the record of the shard's owner cannot be {what}");
+                }
+            }
+        }
+    }
 }
 
 impl Owners {
@@ -243,7 +274,7 @@ impl Keeper {
             self.check_directory(record.tip.term)?;
         }
         let latest = self.again("the name of the newest copy", async || {
-            self.bucket.latest(self.claiming.shard).await.map(Some)
+            self.bucket.latest_or_fence(self.claiming.shard).await.map(Some)
         });
         let least_term = latest.await?.map_or(0, |(latest, _)| latest.term);
         let Claiming { owner, shard, address, incarnation, locked, .. } = &self.claiming;
@@ -337,8 +368,7 @@ impl Keeper {
         let url = &self.bucket.url;
         let message = format!(
             "another server has owned the shard since {} was used, and has acknowledged what is not in there. Take the shard over into \
-             an empty directory (--take-over {url} --shard {shard}), fetch the newest copy (fastps checkpoint fetch {url} DIR), or drop \
-             what is missing (--accept-loss)",
+             an empty directory (--take-over {url} --shard {shard}), or fetch the newest copy (fastps checkpoint fetch {url} DIR)",
             directory.display()
         );
         Err(Error::new(Kind::Config, message)
@@ -350,7 +380,7 @@ impl Keeper {
     async fn renew(&self) -> Result<()> {
         let Claiming { owner, shard, .. } = &self.claiming;
         let mut changes = owner.changes();
-        let mut failing = false;
+        let mut failing = Failing::default();
         loop {
             changes.mark_unchanged();
             let (request, wake) = owner.poll(random()?);
@@ -372,21 +402,14 @@ impl Keeper {
                     format!("{} has not answered within {:?}", self.bucket.url, self.timing.request());
                 Err(Error::new(Kind::Unavailable, message))
             });
+            failing.tell(*shard, &request, &asked);
             let answer = match asked {
                 Ok(answer) => {
-                    if std::mem::take(&mut failing) {
-                        tracing::info!(shard, "the record of the shard's owner can be reached again");
-                    }
                     reach(after);
                     answer
                 }
                 // Of a swap that was refused or has no answer, the record tells what happened.
-                Err(error) => {
-                    if let (Request::Read, false) = (&request, std::mem::replace(&mut failing, true)) {
-                        tracing::warn!(shard, %error, "the record of the shard's owner cannot be read");
-                    }
-                    Answer::Failed
-                }
+                Err(_) => Answer::Failed,
             };
             owner.answer(answer)?;
         }
@@ -567,17 +590,19 @@ impl Keeper {
         }
     }
 
-    /// Writes the term into `latest`, so that no earlier owner replaces it any more. `None`: to be tried again.
+    /// Writes the term into `latest`, so that no earlier owner writes it any more. `None`: to be tried again.
     async fn mark(&self, term: u64) -> Result<Option<()>> {
-        let Some((found, version)) = self.bucket.latest(self.claiming.shard).await? else {
-            return Ok(Some(()));
+        let shard = self.claiming.shard;
+        let (latest, before) = match self.bucket.latest_or_fence(shard).await? {
+            Some((found, _)) if found.term > term => {
+                let message = "the newest copy is of a later owner of the shard";
+                return Err(Error::new(Kind::Unavailable, message));
+            }
+            Some((found, version)) => (found.in_term(term), Some(version)),
+            None => (Latest::fence(shard, term), None),
         };
-        if found.term > term {
-            let message = "the newest copy is of a later owner of the shard";
-            return Err(Error::new(Kind::Unavailable, message));
-        }
         reach("latest_fence");
-        let swapped = self.bucket.swap(&found.in_term(term), Some(version)).await?;
+        let swapped = self.bucket.swap(&latest, before).await?;
         reach("latest_fenced");
         Ok(swapped.then_some(()))
     }

@@ -11,12 +11,14 @@ use tokio::time::sleep;
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 /// An owner that has not renewed its record for so many leases has ended.
 const SILENT_LEASES: u32 = 2;
+/// Most times that the record is asked to be written.
+const MAX_ASKED: u32 = 10;
 
 /// Asks the owner of a shard to give it up, and returns once the record is free, or a next owner has taken it.
 /// `asked` is called with the owner's record. `None`: nobody owned the shard.
 pub fn release(bucket: &Bucket, shard: u32, asked: impl Fn(&Record)) -> Result<Option<Record>> {
     block(async {
-        let (mut term, mut seen) = (None, None);
+        let (mut term, mut seen, mut asked_for) = (None, None, 0);
         loop {
             let Some((record, version)) = bucket.owner(shard).await? else {
                 let error = Error::new(Kind::Config, "nothing says who owns the shard").shard(shard);
@@ -33,10 +35,17 @@ pub fn release(bucket: &Bucket, shard: u32, asked: impl Fn(&Record)) -> Result<O
                 None => {
                     let asking = record.as_ref().clone().asking_to_release(random()?);
                     // Otherwise a renewal came first, or nothing is known: it is read again.
-                    if bucket.swap_owner(&asking, Some(version)).await.is_ok() {
-                        asked(&record);
-                        seen = Some((asking.nonce, Instant::now()));
-                        continue;
+                    asked_for += 1;
+                    match bucket.swap_owner(&asking, Some(version)).await {
+                        Ok(_) => {
+                            asked(&record);
+                            seen = Some((asking.nonce, Instant::now()));
+                            continue;
+                        }
+                        Err(error) if asked_for >= MAX_ASKED || error.kind == Kind::Config => {
+                            return Err(error);
+                        }
+                        Err(_) => {}
                     }
                 }
             }
