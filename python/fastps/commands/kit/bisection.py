@@ -11,8 +11,8 @@ import numpy as np
 import fastps
 from fastps._shared.process import CommandError
 from fastps._shared.text import counted
+from fastps.commands.kit.culprits import culprits
 from fastps.commands.kit.kept import Kept
-from fastps.history import History
 
 __all__ = ["BAD", "GOOD", "SKIP", "Search", "served", "what_changed"]
 
@@ -20,8 +20,6 @@ GOOD, BAD, SKIP = "good", "bad", "skip"
 
 #: Most tensors of which it is said how far they moved.
 _MOVES = 3
-#: Pushes of a worker that the norm of a suspected one is compared with.
-_BEFORE = 100
 #: Runs of the command in a range of 10,000 versions, if none is skipped.
 _MOST_RUNS = 15
 
@@ -104,15 +102,11 @@ def served(moment: Path) -> fastps.Server:
 
 
 def what_changed(kept: Kept, version: int) -> list[str]:
-    """Lines on the pushes that made a version, and on how far it moved the values."""
+    """Lines on what made a version, and on how far it moved the values."""
     past = fastps.history(kept.folder, norms=True)
     changes = past.changes
     made = changes["version"] == version
-    # A worker is another client of each shard, under one name.
-    pushes = zip(
-        map(past.name, changes["client"][made].tolist()), changes["push"][made].tolist(), strict=True
-    )
-    lines = [_push(past, worker, push) for worker, push in dict.fromkeys(pushes)]
+    lines = culprits(past, made)
     names = [past.tensors[k] for k in dict.fromkeys(changes["tensor"][made].tolist())]
     if version > max(span.first for span in past.spans):
         lines += _moves(kept, names, version)
@@ -133,31 +127,3 @@ def _moves(kept: Kept, names: list[str], version: int) -> list[str]:
     ]
     more = len(lines) - _MOVES
     return lines if more <= 0 else [*lines[:_MOVES], f"and {counted(more, 'more tensor')}, less far"]
-
-
-def _push(past: History, worker: str, push: int) -> str:
-    """One push beside those of its worker before it."""
-    changes = past.changes
-    clients = [client for client in np.unique(changes["client"]).tolist() if past.name(client) == worker]
-    own = np.isin(changes["client"], clients) & past.is_gradient
-    rows = own & (changes["push"] == push)
-    if not rows.any():
-        return f"an assignment by {worker!r}"
-    names = [past.tensors[k] for k in dict.fromkeys(changes["tensor"][rows])]
-    norms = {
-        int(one): float(np.sqrt(np.square(changes["norm"][own & (changes["push"] == one)]).sum()))
-        for one in np.unique(changes["push"][own & (changes["push"] <= push)])[-_BEFORE - 1 :]
-    }
-    norm = norms.pop(push)
-    usual = float(np.median([*norms.values()])) if norms else math.nan
-    beside = f", {norm / usual:,.3g} x the median of the {len(norms)} before it" if usual > 0 else ""
-    finite = "" if past.is_finite[rows].all() else ", with elements that are not finite"
-    stale = int(changes["staleness"][rows].max())
-    staleness = f", staleness {stale}" if stale >= 0 else ""
-    note = past.note(changes[rows][0])
-    said = f" ({note})" if note else ""
-    what = names[0] if len(names) == 1 else f"{names[0]!r} and {counted(len(names) - 1, 'more tensor')}"
-    return (
-        f"push {push:,} of worker {worker!r}{said} to {what}: lr {changes['lr'][rows][0]:g}, "
-        f"|g| {norm:.3g}{beside}{finite}{staleness}"
-    )

@@ -2,6 +2,7 @@
 
 use crate::files::directory::Directory;
 use crate::files::names::{shard_folder, shards_in};
+use crate::frame::Origin;
 use crate::log::STAMP_INTERVAL;
 use crate::recovery;
 use crate::recovery::moment::{self, END, Found, Moment};
@@ -18,21 +19,33 @@ pub fn bases(data_dir: &Path, moment: &Moment) -> Result<Vec<(u32, Option<u64>)>
     Ok(locate(data_dir, moment)?.into_iter().map(|(shard, _, found)| (shard, found.base)).collect())
 }
 
-/// Finds a moment in the log of each shard. Where a shard does not know it, it is as of the same time.
-pub(crate) fn locate(data_dir: &Path, moment: &Moment) -> Result<Vec<Located>> {
-    let mut directories = Vec::new();
-    for shard in shards_in(data_dir)? {
-        directories.push((shard, Directory::unlocked(&shard_folder(data_dir, shard))));
+/// The directories of all shards, and the shard that each says it is of. Fails if one is missing or of another shard.
+pub(crate) fn shards_of(data_dir: &Path) -> Result<Vec<(u32, Directory, Option<Origin>)>> {
+    let folders = shards_in(data_dir)?;
+    let mut found = Vec::new();
+    for shard in &folders {
+        let directory = Directory::unlocked(&shard_folder(data_dir, *shard));
+        let origin = recovery::origin(&directory)?;
+        found.push((*shard, directory, origin));
     }
-    let folders: Vec<_> = directories.iter().map(|(shard, _)| *shard).collect();
-    let origins = directories.iter().map(|(_, directory)| recovery::origin(directory));
-    let origins: Vec<_> = origins.collect::<Result<_>>()?;
-    let shards = origins.iter().flatten().map(|origin| origin.shards).max();
+    let shards = found.iter().filter_map(|(.., origin)| Some(origin.as_ref()?.shards)).max();
     let shards = shards.ok_or_else(|| nothing(data_dir))?;
     check_all_there(data_dir, &folders, shards)?;
-    directories.truncate(shards as usize);
+    found.truncate(shards as usize);
+    for (shard, directory, origin) in &found {
+        if let Some(origin) = origin.filter(|origin| origin.shard != *shard) {
+            let why = format!("{} belongs to another shard", directory.path().display());
+            let say = |shard| format!("shard {shard} of {shards}");
+            return Err(Error::new(Kind::Config, why).expected(say(*shard), say(origin.shard)));
+        }
+    }
+    Ok(found)
+}
+
+/// Finds a moment in the log of each shard. Where a shard does not know it, it is as of the same time.
+pub(crate) fn locate(data_dir: &Path, moment: &Moment) -> Result<Vec<Located>> {
     let mut located = Vec::new();
-    for (shard, directory) in directories {
+    for (shard, directory, _) in shards_of(data_dir)? {
         let found = search(moment, shard, &directory)?;
         located.push((shard, directory, found));
     }
