@@ -95,9 +95,9 @@ class History:
             one after the other, with that worker's ``client`` and ``push``. The log has only the sum of their
             gradients: ``norm`` is that of the sum in all these rows.
 
-            Of a program on vectors, such as `optimize.minimize` runs, ``client`` is the coordinator on shard 0
-            (0: not in the log), ``push`` the number of its command, and ``note`` the name of the space;
-            ``lr`` and ``norm`` are NaN.
+            Of a program on vectors, such as `optimize.minimize` runs, ``client`` is the coordinator on
+            shard 0 (0: not in the log), ``push`` the number of its command, and ``note`` the name of the
+            space; ``lr`` and ``norm`` are NaN.
     """
 
     spans: tuple[Span, ...]
@@ -139,7 +139,10 @@ class History:
 
     @property
     def is_finite(self) -> NDArray[np.bool_]:
-        """Whether all elements of each change are finite, as far as the log has them: shape ``(changes,)``, bool."""
+        """Whether all elements of each change are finite: shape ``(changes,)``, bool.
+
+        True for programs, whose values are not in the log.
+        """
         return self._has(_FINITE)
 
     def _has(self, flag: int) -> NDArray[np.bool_]:

@@ -73,7 +73,9 @@ def pushes(past: History) -> tuple[list[str], NDArray[np.void]]:
     """The names of the workers, and a row for each gradient push, whose slices are together.
 
     A step with several workers' gradients is one row, under a name of its own and with its version as number:
-    the log has only their sum. The rows have ``worker`` (an index into the names), ``push`` (its number), ``version`` (the newest that it
+    the log has only their sum.
+
+    The rows have ``worker`` (an index into the names), ``push`` (its number), ``version`` (the newest that it
     made), ``norm`` (of all slices) and ``staleness`` (the largest; -1: unknown).
     """
     changes = past.changes[past.is_gradient & past.is_first]

@@ -106,7 +106,11 @@ impl When {
             Self::Time(_) => 0,
             Self::OfDay(_) => {
                 let shards = place.past(|_| ())?.shards;
-                shards.iter().filter_map(|span| Some(span.times?.1)).max().unwrap_or(0)
+                let last = shards.iter().filter_map(|span| Some(span.times?.1)).max();
+                last.ok_or_else(|| {
+                    Error::new(Kind::Config, format!("the log in {} has no times", place.shown()))
+                        .expected("servers that ran with --keep-history", "a time of the day")
+                })?
             }
         };
         Ok(Moment::Time(self.time(last)))
@@ -394,8 +398,11 @@ fn snapshot(place: &PastPlace, number: u64) -> Result<Moment> {
     let found = first.iter().find(|snapshot| snapshot.number == number).and_then(cut_of);
     found.map(Moment::Cut).ok_or_else(|| {
         let cuts: Vec<_> = first.iter().filter(|one| one.cut.is_some()).map(|one| one.number).collect();
-        let known =
-            if cuts.is_empty() { "one: there is none".to_owned() } else { format!("one of {cuts:?}") };
+        let known = if cuts.is_empty() {
+            "one that `fastps checkpoint save --consistent` has taken, and there is none".to_owned()
+        } else {
+            format!("one of {cuts:?}")
+        };
         Error::new(Kind::Config, format!("{} has no such consistent snapshot", place.shown()))
             .expected(known, number)
     })

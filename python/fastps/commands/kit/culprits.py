@@ -116,11 +116,14 @@ def _programs(past: History, made: NDArray[np.bool_]) -> list[str]:
         key = past.note(change), int(change["client"]), int(change["push"])
         programs.setdefault(key, []).append(row)
     return [
-        f"a program on the vectors of {space!r}, command {number:,} of "
-        f"{f'its coordinator {past.name(client)!r}' if client else 'a coordinator that the log does not name'}, "
-        f"to {_tensors(past, rows)}"
+        f"a program on the vectors of {space!r}, command {number:,} of {_coordinator(past, client)}, to "
+        f"{_tensors(past, rows)}"
         for (space, client, number), rows in programs.items()
     ]
+
+
+def _coordinator(past: History, client: int) -> str:
+    return f"its coordinator {past.name(client)!r}" if client else "a coordinator that the log does not name"
 
 
 def _makers(past: History, rows: NDArray[np.bool_] | slice) -> Iterable[tuple[str, int]]:

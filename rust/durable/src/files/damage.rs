@@ -1,7 +1,6 @@
 //! Why a file cannot be used: damage, which a start may work around, or another failure, which ends it.
 
 use fastps_core::error::{Error, Kind};
-use std::path::Path;
 
 /// Why a snapshot, or a part of it, cannot be used.
 #[derive(Debug)]
@@ -10,13 +9,6 @@ pub(crate) enum Unusable {
     Damaged(String),
     /// Another error.
     Failed(Error),
-}
-
-impl Unusable {
-    /// A file that another one follows is not there.
-    pub(crate) fn missing(path: &Path, next: &Path) -> Self {
-        Self::Damaged(format!("{} is missing: {} follows it", path.display(), next.display()))
-    }
 }
 
 impl From<Error> for Unusable {

@@ -6,7 +6,7 @@ use crate::files::damage::Unusable;
 use crate::files::directory::Directory;
 use crate::frame::{Content, Origin, RanProgram};
 use crate::log::read::{SegmentEnd, read};
-use crate::recovery::moment::{begins_empty, exact_slices};
+use crate::recovery::moment::{begins_empty, check_beginning, exact_slices};
 use crate::snapshot::generation::Generation;
 use crate::tools::located::shards_of;
 use crate::tools::source::check_one_cluster;
@@ -260,9 +260,8 @@ impl ShardReading {
                 })
                 .map_err(Error::from)?;
             reading.span.versions = (oldest_version, oldest_version);
-        } else if let Some(first) = segments.first() {
-            return Err(Unusable::missing(&directory.segment(1), &directory.segment(*first)).into());
         }
+        check_beginning(directory, &segments, reading.first.is_none())?;
         let needed = segments.iter().filter(|number| Some(**number) >= reading.first);
         let length =
             |number: &u64| std::fs::metadata(directory.segment(*number)).map_or(0, |file| file.len());
