@@ -31,12 +31,13 @@ _ROW = np.dtype(
         ("push", "<u8"),
         ("time_ms", "<u8"),
         ("note", "<u8"),
+        ("workers", "<u8"),
         ("staleness", "<i8"),
         ("lr", "<f8"),
         ("norm", "<f8"),
     ]
 )
-_GRADIENT, _FINITE = 1, 2
+_GRADIENT, _FINITE, _STATE, _PROGRAM = 1, 2, 4, 8
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,21 @@ class History:
         tensors: The names of the tensors.
         clients: The names of the clients, as far as the log has them, by number.
         marks: The marks that all shards have, the oldest first.
-        notes: The notes of pushes, each once; the first is empty.
+        notes: The notes of pushes and the names of spaces of vectors, each once; the first is empty.
         changes: A structured array with a row for each change of a slice, shard by shard in the order of the
             log: ``shard``, ``tensor`` (an index into `tensors`), ``slice``, ``version`` after the change,
             ``client``, ``push`` (its number among the client's pushes), ``time_ms`` (since 1970, to some 100;
-            0: unknown), ``note`` (an index into `notes`), ``staleness`` (changes by others since its values
-            were pulled; -1: unknown), ``lr``, and ``norm`` (Euclidean; NaN: not asked for).
+            0: unknown), ``note`` (an index into `notes`), ``workers``, ``staleness`` (changes by others since
+            its values were pulled; -1: unknown), ``lr``, and ``norm`` (Euclidean; NaN: not asked for, or not
+            in the log).
+
+            A step with the gradients of several ``workers``, as in `Sync` groups, has a row for each of them,
+            one after the other, with that worker's ``client`` and ``push``. The log has only the sum of their
+            gradients: ``norm`` is that of the sum in all these rows.
+
+            Of a program on vectors, such as `optimize.minimize` runs, ``client`` is the coordinator on
+            shard 0 (0: not in the log), ``push`` the number of its command, and ``note`` the name of the
+            space; ``lr`` and ``norm`` are NaN.
     """
 
     spans: tuple[Span, ...]
@@ -99,20 +109,51 @@ class History:
 
     @property
     def is_gradient(self) -> NDArray[np.bool_]:
-        """Whether each change is a gradient: shape ``(changes,)``, bool. The others assign values."""
-        return np.asarray(self.changes["flags"] & _GRADIENT > 0)
+        """Whether each change is a gradient: shape ``(changes,)``, bool.
+
+        The others assign values or optimizer state (`is_state`), or are programs (`is_program`).
+        """
+        return self._has(_GRADIENT)
+
+    @property
+    def is_state(self) -> NDArray[np.bool_]:
+        """Whether each change assigns optimizer state: shape ``(changes,)``, bool."""
+        return self._has(_STATE)
+
+    @property
+    def is_program(self) -> NDArray[np.bool_]:
+        """Whether each change is a program on the vectors of a space: shape ``(changes,)``, bool."""
+        return self._has(_PROGRAM)
+
+    @property
+    def is_first(self) -> NDArray[np.bool_]:
+        """Whether each row is the first one of its change: shape ``(changes,)``, bool.
+
+        The others are the further workers whose gradients are in the same step.
+        """
+        of = ["shard", "tensor", "slice", "version"]
+        first = self.changes["workers"] <= 1
+        first[1:] |= self.changes[of][1:] != self.changes[of][:-1]
+        first[:1] = True
+        return np.asarray(first)
 
     @property
     def is_finite(self) -> NDArray[np.bool_]:
-        """Whether all elements of each change are finite: shape ``(changes,)``, bool."""
-        return np.asarray(self.changes["flags"] & _FINITE > 0)
+        """Whether all elements of each change are finite: shape ``(changes,)``, bool.
+
+        True for programs, whose values are not in the log.
+        """
+        return self._has(_FINITE)
+
+    def _has(self, flag: int) -> NDArray[np.bool_]:
+        return np.asarray(self.changes["flags"] & flag > 0)
 
     def name(self, client: int) -> str:
         """The name of a client, or its number in hexadecimal digits, as ``fastps history`` shows it."""
         return self.clients.get(client) or f"{client:016x}"
 
     def note(self, change: np.void) -> str:
-        """What the gradient of a change came from, in its worker's words; empty: it has not said so."""
+        """What a gradient came from, in its worker's words, or the space of a program; empty: unknown."""
         return self.notes[int(change["note"])]
 
 

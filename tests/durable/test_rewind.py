@@ -81,17 +81,48 @@ def test_any_version_comes_back_on_any_number_of_shards(
         assert main(["history", "--json", str(folder)]) == 0
         shown = json.loads(capfd.readouterr().out)
         assert {worker["name"] for worker in shown["workers"]} == {"gpu-7", "gpu-8"}
+    spans = fastps.history(folder).spans
+    first, last = min(one.first_time or 0 for one in spans), max(one.last_time or 0 for one in spans)
+    noted = [f"{time:.3f} s since 1970" for time in (first, last)]
     wrong = [
         (["--to", "999"], "after the last change"),
         (["--to", "a=999"], 'tensor "a" never had version 999'),
         (["--to-push", "gpu-9:1"], 'did you mean "gpu-'),
-        (["--to-push", "gpu-7:999"], "not in the history"),
+        (["--to-push", "gpu-7:999"], "expected one of its pushes "),
+        (["--to-push", "gpu-7:999"], "push 999, which is not in the history"),
+        (["--to-push", "face:3"], 'got "face", which pushed nothing'),
+        (["--to-push", "7:3"], 'got "7", which pushed nothing'),
+        (["--to", "a=999"], "expected version 1 to 25, got 999"),
+        (["--to", "aa=9"], 'no tensor is called "aa"'),
+        (["--to", "aa=9"], 'did you mean "a"?'),
         (["--to-time", "1970-01-01T00:00:00Z"], "before"),
+        (
+            ["--to-time", "1970-01-01T00:00:00Z"],
+            f"expected a time from {noted[0]} to {noted[1]}, got 0.000 s",
+        ),
+        (
+            ["--to-time", "2930-01-01T00:00:00Z"],
+            f"expected a time from {noted[0]} to {noted[1]}, got 30294691200",
+        ),
+        (["--to-time", "1e12"], "has not come yet"),
+        (["--to-snapshot", "1"], "that `fastps checkpoint save --consistent` has taken, and there is none"),
     ]
     for arguments, why in wrong:
         assert main(["rewind", str(folder), *arguments, "--out", str(tmp_path / "none")]) == 1
-        assert why in capfd.readouterr().err
+        error = capfd.readouterr().err
+        assert why in error, (arguments, error)
         assert not (tmp_path / "none").exists()
+
+
+def test_a_log_without_times_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    with fastps.serve(data_dir=data) as server, fastps.connect(server, ack="logged") as ps:
+        ps.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
+    for clock in ("14:03", "2026-01-31T14:03:00Z"):
+        assert main(["rewind", str(data), "--to-time", clock, "--out", str(out)]) == 1
+        error = capfd.readouterr().err
+        assert "servers that ran with --keep-history" in error, (clock, error)
+        assert not out.exists()
 
 
 def test_a_time_of_day_is_the_last_one_of_the_history(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def slow(rows: Rows, chosen: dict[str, str]) -> dict[str, float]:
         found |= {f"after{letter}": sum(time > 12 for time in times) for letter, times in made.items()}
         if found["afterA"]:
             times = [0.0, *made["A"]]
-            found["pause"] = max(b - a for a, b in zip(times, times[1:], strict=False) if b > 12)
+            found["pause"] = max(b - a for a, b in itertools.pairwise(times) if b > 12)
     return found
 
 

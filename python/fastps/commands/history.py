@@ -24,6 +24,8 @@ _PLOT = "--plot"
 _COLORS = ("#2166ac", "#b2182b", "#1b7837", "#e08214", "#762a83", "#35978f", "#8c510a", "#de77ae")
 _OTHERS = "#bbbbbb"
 _MARK = "#777777"
+#: The name under which steps with several workers' gradients are drawn: the log has only their sum.
+_TOGETHER = "several together"
 #: Values that differ by more than this factor need a logarithmic axis.
 _FAR = 10.0
 #: A push with this many times the norm of its worker's median is named.
@@ -70,14 +72,20 @@ def _without_plot(arguments: list[str]) -> tuple[list[str], Path]:
 def pushes(past: History) -> tuple[list[str], NDArray[np.void]]:
     """The names of the workers, and a row for each gradient push, whose slices are together.
 
+    A step with several workers' gradients is one row, under a name of its own and with its version as number:
+    the log has only their sum.
+
     The rows have ``worker`` (an index into the names), ``push`` (its number), ``version`` (the newest that it
     made), ``norm`` (of all slices) and ``staleness`` (the largest; -1: unknown).
     """
-    changes = past.changes[past.is_gradient]
-    clients, client = np.unique(changes["client"], return_inverse=True)
+    changes = past.changes[past.is_gradient & past.is_first]
+    together = changes["workers"] > 1
+    clients, client = np.unique(np.where(together, 0, changes["client"]), return_inverse=True)
     # A worker is another client of each shard, under one name.
-    names, worker = np.unique([past.name(one) for one in clients.tolist()], return_inverse=True)
-    by = np.stack([worker.astype(np.uint64)[client], changes["push"]], axis=1)
+    called = [past.name(one) if one else _TOGETHER for one in clients.tolist()]
+    names, worker = np.unique(called, return_inverse=True)
+    number = np.where(together, changes["version"], changes["push"])
+    by = np.stack([worker.astype(np.uint64)[client], number], axis=1)
     each, row = np.unique(by, axis=0, return_inverse=True)
     row = row.reshape(-1)
     rows = np.zeros(len(each), _PUSH)
@@ -162,14 +170,10 @@ def _suspect(axes: Any, past: History, names: list[str], rows: NDArray[np.void])
     if not times[worst] > _SUSPECT:
         return
     push = rows[worst]
-    changes = past.changes[past.is_gradient & (past.changes["push"] == push["push"])]
-    own = [one for one in changes if past.name(int(one["client"])) == names[push["worker"]]]
-    note = past.note(own[0]) if own else ""
-    said = f" ({note})" if note else ""
     axes.plot([push["version"]], [push["norm"]], "o", ms=9, mfc="none", color=_MARK)
     early = push["version"] < (rows["version"].min() + rows["version"].max()) / 2
     axes.annotate(
-        f"push {push['push']:,} of {names[push['worker']]}{said}:\n{times[worst]:,.3g} x the worker's median",
+        f"{_said(past, names[push['worker']], push['push'])}:\n{times[worst]:,.3g} x the median",
         (push["version"], push["norm"]),
         xytext=(12 if early else -12, 4),
         textcoords="offset points",
@@ -177,6 +181,15 @@ def _suspect(axes: Any, past: History, names: list[str], rows: NDArray[np.void])
         va="top",
         fontsize=9,
     )
+
+
+def _said(past: History, worker: str, number: int) -> str:
+    """A push and its note, or a step of several workers."""
+    if worker == _TOGETHER:
+        return f"the step of several workers to version {number:,}"
+    changes = past.changes[past.is_gradient & (past.changes["push"] == number)]
+    note = next((past.note(one) for one in changes if past.name(int(one["client"])) == worker), "")
+    return f"push {number:,} of {worker}" + (f" ({note})" if note else "")
 
 
 def _marks(past: History, top: Any, *others: Any) -> None:

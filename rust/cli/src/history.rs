@@ -4,11 +4,14 @@ use crate::command::{self, in_json, note, say};
 use crate::past_place::PastPlace;
 use clap::{ArgGroup, Parser};
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::frame::Identity;
 use fastps_core::isa::Isa;
 use fastps_core::store;
 use fastps_core::text::nearest;
 use fastps_durable::checkpoint::{self, Snapshot};
-use fastps_durable::{Change, Moment, Past, PastMark, Reading, Restored, ShardSpan, restore, store_of};
+use fastps_durable::{
+    Change, ChangeKind, Moment, Past, PastMark, Reading, Restored, ShardSpan, restore, store_of,
+};
 use fastps_server::backup::{Bucket, fetch_past};
 use fastps_server::human::size;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -103,7 +106,11 @@ impl When {
             Self::Time(_) => 0,
             Self::OfDay(_) => {
                 let shards = place.past(|_| ())?.shards;
-                shards.iter().filter_map(|span| Some(span.times?.1)).max().unwrap_or(0)
+                let last = shards.iter().filter_map(|span| Some(span.times?.1)).max();
+                last.ok_or_else(|| {
+                    Error::new(Kind::Config, format!("the log in {} has no times", place.shown()))
+                        .expected("servers that ran with --keep-history", "a time of the day")
+                })?
             }
         };
         Ok(Moment::Time(self.time(last)))
@@ -143,8 +150,10 @@ pub(crate) fn history(args: impl IntoIterator<Item = OsString>) -> i32 {
         }
         let mut workers: BTreeMap<u64, Pushes> = BTreeMap::new();
         let past = PastPlace::open(&args.dir)?.past(|change| {
-            if change.is_gradient {
-                workers.entry(change.client).or_default().add(change);
+            if change.kind == ChangeKind::Gradient {
+                for Identity { client, sequence } in change.makers() {
+                    workers.entry(client).or_default().add(change, sequence);
+                }
             }
         })?;
         if args.json {
@@ -174,8 +183,8 @@ struct Pushes {
 }
 
 impl Pushes {
-    fn add(&mut self, change: &Change<'_>) {
-        let Change { sequence, version, note, .. } = *change;
+    fn add(&mut self, change: &Change<'_>, sequence: u64) {
+        let Change { version, note, .. } = *change;
         if self.last == 0 {
             (self.first, self.versions.0) = (sequence, version);
         }
@@ -243,9 +252,10 @@ pub struct Recorded {
     pub marks: Vec<(String, u64, u64)>,
     /// The notes of pushes, which rows count from 0; the first is empty.
     pub notes: Vec<String>,
-    /// A row of 80 bytes for each change, little-endian: shard, tensor, slice (u32), flags (u32; 1: a gradient, 2:
-    /// all elements are finite), version, client, sequence, time, note (u64), staleness (i64; -1: unknown),
-    /// learning rate and Euclidean norm (f64; NaN: not asked for).
+    /// A row of 88 bytes for each change, and each client that has a part in it, little-endian: shard, tensor, slice
+    /// (u32), flags (u32; 1: a gradient, 2: all elements are finite, 4: optimizer state, 8: a program), version,
+    /// client, sequence, time, note, number of such clients (u64), staleness (i64; -1: unknown), learning rate and
+    /// Euclidean norm (f64; NaN: not asked for).
     pub rows: Vec<u8>,
 }
 
@@ -268,17 +278,25 @@ pub fn recorded(dir: &Path, norms: bool) -> Result<Recorded> {
             tensors.len() as u32 - 1
         });
         let (norm, finite) = if norms { change.norm(isa) } else { (f64::NAN, true) };
-        let flags = u32::from(change.is_gradient) | u32::from(finite) << 1;
+        let kind = match change.kind {
+            ChangeKind::Gradient => 1,
+            ChangeKind::Values => 0,
+            ChangeKind::State => 4,
+            ChangeKind::Program => 8,
+        };
+        let (flags, together) = (kind | u32::from(finite) << 1, change.makers().count() as u64);
         let rows = &mut recorded.rows;
-        for number in [change.shard, tensor, change.slice as u32, flags] {
-            rows.extend_from_slice(&number.to_le_bytes());
+        for Identity { client, sequence } in change.makers() {
+            for number in [change.shard, tensor, change.slice as u32, flags] {
+                rows.extend_from_slice(&number.to_le_bytes());
+            }
+            for number in [change.version, client, sequence, change.time, note, together] {
+                rows.extend_from_slice(&number.to_le_bytes());
+            }
+            rows.extend_from_slice(&change.staleness.map_or(-1, |staleness| staleness as i64).to_le_bytes());
+            rows.extend_from_slice(&change.lr.to_le_bytes());
+            rows.extend_from_slice(&norm.to_le_bytes());
         }
-        for number in [change.version, change.client, change.sequence, change.time, note] {
-            rows.extend_from_slice(&number.to_le_bytes());
-        }
-        rows.extend_from_slice(&change.staleness.map_or(-1, |staleness| staleness as i64).to_le_bytes());
-        rows.extend_from_slice(&change.lr.to_le_bytes());
-        rows.extend_from_slice(&norm.to_le_bytes());
     })?;
     recorded.clients = past.names.into_iter().map(|(client, name)| (client, name.to_string())).collect();
     let mark = |mark: PastMark| (mark.name.to_string(), mark.version, mark.time);
@@ -387,8 +405,11 @@ fn snapshot(place: &PastPlace, number: u64) -> Result<Moment> {
     let found = first.iter().find(|snapshot| snapshot.number == number).and_then(cut_of);
     found.map(Moment::Cut).ok_or_else(|| {
         let cuts: Vec<_> = first.iter().filter(|one| one.cut.is_some()).map(|one| one.number).collect();
-        let known =
-            if cuts.is_empty() { "one: there is none".to_owned() } else { format!("one of {cuts:?}") };
+        let known = if cuts.is_empty() {
+            "one that `fastps checkpoint save --consistent` has taken, and there is none".to_owned()
+        } else {
+            format!("one of {cuts:?}")
+        };
         Error::new(Kind::Config, format!("{} has no such consistent snapshot", place.shown()))
             .expected(known, number)
     })
@@ -396,32 +417,47 @@ fn snapshot(place: &PastPlace, number: u64) -> Result<Moment> {
 
 /// A push by a worker's name or number, by client and number: a worker is another client of each shard.
 fn push(place: &PastPlace, text: &str) -> Result<BTreeSet<(u64, u64)>> {
-    let wrong = |got: &str| {
+    let wrong = |got: String| {
         Error::new(Kind::Config, "no such push").expected("WORKER:PUSH, as `fastps history` shows", got)
     };
-    let (worker, number) = text.rsplit_once(':').ok_or_else(|| wrong(text))?;
-    let sequence = number.replace(['_', ','], "").parse().map_err(|_| wrong(text))?;
-    let mut with_it = BTreeSet::new();
+    let (worker, number) = text.rsplit_once(':').ok_or_else(|| wrong(format!("{text:?}")))?;
+    let sequence = number.replace(['_', ','], "").parse().map_err(|_| wrong(format!("{text:?}")))?;
+    let (mut with_it, mut pushes) = (BTreeSet::new(), BTreeMap::<u64, (u64, u64)>::new());
     let past = place.past(|change| {
-        if change.sequence == sequence {
-            with_it.insert((change.shard, change.client));
+        if change.kind == ChangeKind::Program {
+            return;
+        }
+        for by in change.makers() {
+            if by.sequence == sequence {
+                with_it.insert((change.shard, by.client));
+            }
+            let span = pushes.entry(by.client).or_insert((by.sequence, by.sequence));
+            *span = (span.0.min(by.sequence), span.1.max(by.sequence));
         }
     })?;
     // A worker is another client of each shard, under one name.
     let called = past.names.iter().filter(|(_, name)| ***name == *worker).map(|(client, _)| *client);
     let mut clients: BTreeSet<_> = called.collect();
     if clients.is_empty() {
-        clients.extend(u64::from_str_radix(worker, 16));
+        let number = u64::from_str_radix(worker, 16).ok();
+        clients.extend(number.filter(|client| pushes.contains_key(client)));
     }
-    if clients.is_empty() {
-        let known = past.names.values().map(AsRef::as_ref);
-        let near = nearest(worker, known).map_or(String::new(), |near| format!("; did you mean {near:?}?"));
-        return Err(wrong(&format!("{worker:?}, which pushed nothing{near}")));
-    }
+    let spans = || clients.iter().filter_map(|client| pushes.get(client));
+    let Some(first) = spans().map(|span| span.0).min() else {
+        let known = past.names.iter().filter(|(client, _)| pushes.contains_key(client));
+        let near = nearest(worker, known.map(|(_, name)| &**name));
+        let near = near.map_or(String::new(), |near| format!("; did you mean {near:?}?"));
+        return Err(wrong(format!("{worker:?}, which pushed nothing{near}")));
+    };
+    let last = spans().map(|span| span.1).max().unwrap_or(first);
     with_it.retain(|(_, client)| clients.contains(client));
     let shards: BTreeSet<_> = with_it.iter().map(|(shard, _)| shard).collect();
     if with_it.is_empty() {
-        return Err(wrong(&format!("push {sequence} of {worker:?}, which is not in the history")));
+        let why = format!("no such push of {worker:?}");
+        return Err(Error::new(Kind::Config, why).expected(
+            format!("one of its pushes {first} to {last}"),
+            format!("push {sequence}, which is not in the history"),
+        ));
     }
     if shards.len() < with_it.len() {
         let numbers: Vec<_> = with_it.iter().map(|(_, client)| format!("{client:016x}")).collect();

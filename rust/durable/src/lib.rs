@@ -43,7 +43,7 @@ pub use recovery::{Report, Settings};
 pub use snapshot::generation::{Generation, Summary};
 pub use snapshot::manifest::Cut;
 pub use tools::export::{ExportPart, Exported, Exports, check_is_new, export, without_view, write_parts};
-pub use tools::history::{Change, Past, PastMark, ShardSpan, past};
+pub use tools::history::{Change, ChangeKind, Past, PastMark, ShardSpan, past};
 pub use tools::located::bases;
 pub use tools::reshape::{Restored, restore};
 pub use tools::rewound::Rewound;

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Shards (index, first and last version, first and last time), tensors, clients, marks (name, version, time),
-/// notes, and a row of 80 bytes for each change.
+/// notes, and a row of 88 bytes for each change and client.
 type Recorded<'py> = (
     Vec<(u32, u64, u64, u64, u64)>,
     Vec<String>,

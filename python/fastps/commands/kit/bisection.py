@@ -11,6 +11,7 @@ import numpy as np
 import fastps
 from fastps._shared.process import CommandError
 from fastps._shared.text import counted
+from fastps.commands.kit.culprits import culprits
 from fastps.commands.kit.kept import Kept, Moment
 from fastps.history import History
 
@@ -20,8 +21,6 @@ GOOD, BAD, SKIP = "good", "bad", "skip"
 
 #: Most tensors of which it is said how far they moved.
 _MOVES = 3
-#: Pushes of a worker that the norm of a suspected one is compared with.
-_BEFORE = 100
 #: Runs of the command in a range of 10,000 versions, if none is skipped.
 _MOST_RUNS = 15
 
@@ -129,14 +128,10 @@ def what_changed(kept: Kept, label: str, at: Moment, before: Moment | None) -> l
     worker, _, push = label.rpartition(":")
     if worker:
         made = (changes["push"] == int(push)) & np.isin(changes["client"], _clients(past, worker))
-        lines = [_push(past, worker, int(push))]
+        made &= ~past.is_program
     else:
-        made = changes["version"] == at
-        # A worker is another client of each shard, under one name.
-        pushes = zip(
-            map(past.name, changes["client"][made].tolist()), changes["push"][made].tolist(), strict=True
-        )
-        lines = [_push(past, worker, push) for worker, push in dict.fromkeys(pushes)]
+        made = changes["version"] == int(label)
+    lines = culprits(past, made)
     names = [past.tensors[k] for k in dict.fromkeys(changes["tensor"][made].tolist())]
     if before is not None:
         lines += _moves(kept, names, before, at)
@@ -163,30 +158,3 @@ def _clients(past: History, worker: str) -> list[int]:
     """The clients that a worker is, by its name, or by its number where several have one name."""
     known = np.unique(past.changes["client"]).tolist()
     return [client for client in known if worker in (past.name(client), f"{client:016x}")]
-
-
-def _push(past: History, worker: str, push: int) -> str:
-    """One push beside those of its worker before it."""
-    changes = past.changes
-    own = np.isin(changes["client"], _clients(past, worker)) & past.is_gradient
-    rows = own & (changes["push"] == push)
-    if not rows.any():
-        return f"an assignment by {worker!r}"
-    names = [past.tensors[k] for k in dict.fromkeys(changes["tensor"][rows])]
-    norms = {
-        int(one): float(np.sqrt(np.square(changes["norm"][own & (changes["push"] == one)]).sum()))
-        for one in np.unique(changes["push"][own & (changes["push"] <= push)])[-_BEFORE - 1 :]
-    }
-    norm = norms.pop(push)
-    usual = float(np.median([*norms.values()])) if norms else math.nan
-    beside = f", {norm / usual:,.3g} x the median of the {len(norms)} before it" if usual > 0 else ""
-    finite = "" if past.is_finite[rows].all() else ", with elements that are not finite"
-    stale = int(changes["staleness"][rows].max())
-    staleness = f", staleness {stale}" if stale >= 0 else ""
-    note = past.note(changes[rows][0])
-    said = f" ({note})" if note else ""
-    what = names[0] if len(names) == 1 else f"{names[0]!r} and {counted(len(names) - 1, 'more tensor')}"
-    return (
-        f"push {push:,} of worker {worker!r}{said} to {what}: lr {changes['lr'][rows][0]:g}, "
-        f"|g| {norm:.3g}{beside}{finite}{staleness}"
-    )

@@ -91,7 +91,7 @@ def _is_even(rows: NDArray[np.void]) -> bool:
 
 def _pushes(past: History, is_copy: bool) -> NDArray[np.void]:
     """The pushes and assignments, shard by shard, as far as all shards have them."""
-    rows = past.changes[past.changes["push"] > 0]
+    rows = past.changes[(past.changes["push"] > 0) & ~past.is_program]
     ends = [span.last_time for span in past.spans if span.last_time is not None]
     if is_copy and ends:
         rows = rows[rows["time_ms"] <= 1000 * min(ends) - _CLOCKS_MS]

@@ -23,7 +23,12 @@ pub(crate) fn read(
     mut each: impl FnMut(&[u8]) -> std::result::Result<ControlFlow<()>, Unusable>,
 ) -> std::result::Result<(), Unusable> {
     let fail = |error: Error| Unusable::Failed(failed("read", path, &error));
-    let file = open_segment(path).map_err(fail)?;
+    let file = match open_segment(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return Err(Unusable::Damaged(format!("{} is missing", path.display())));
+        }
+        opened => opened.map_err(fail)?,
+    };
     let left = file.metadata().map_err(fail)?.len();
     let reader = ReadAhead { file, left, begun: Vec::new() };
     let (recycle, recycled) = channel();

@@ -48,6 +48,9 @@ impl fmt::Display for Moment {
     }
 }
 
+/// What is expected of a moment that is before the history, where nothing more is known.
+pub(crate) const EARLIEST: &str = "a moment that `fastps history` shows";
+
 /// A segment, and a position in it.
 pub(crate) type Place = (u64, u64);
 
@@ -114,9 +117,11 @@ pub(crate) fn find(directory: &Directory, moment: &Moment) -> Result<Found> {
         }
     }
     let logs = candidates.iter().flatten().map(|generation| generation.manifest.log);
-    if begins_empty(&directory.segments()?, logs) {
+    let segments = directory.segments()?;
+    if begins_empty(&segments, logs) {
         candidates.push(None);
     }
+    check_beginning(directory, &segments, candidates.is_empty())?;
     let (mut stop, mut newest, mut oldest, mut read_from) = (None, 0, 0, u64::MAX);
     let mut bases = 0;
     for candidate in &candidates {
@@ -150,7 +155,7 @@ pub(crate) fn find(directory: &Directory, moment: &Moment) -> Result<Found> {
         let why = format!("the moment is before the history in {}{base}", directory.path().display());
         let expected = match moment {
             Moment::Version(_) => format!("version {oldest} or a later one"),
-            _ => "a moment that `fastps history` shows".to_owned(),
+            _ => EARLIEST.to_owned(),
         };
         return Err(Error::new(Kind::Config, why).expected(expected, moment));
     }
@@ -205,6 +210,15 @@ pub(crate) fn first_segment(
         }
     }
     Ok(if begins { Some(1) } else { first })
+}
+
+/// Fails if there is a log that nothing begins: neither an empty shard (`no_base`) nor a snapshot.
+pub(crate) fn check_beginning(directory: &Directory, segments: &[u64], no_base: bool) -> Result<()> {
+    let Some(first) = segments.first().filter(|_| no_base) else { return Ok(()) };
+    let (missing, first) = (directory.segment(first.saturating_sub(1)), directory.segment(*first));
+    let (missing, first) = (missing.display(), first.display());
+    let why = format!("{missing} is missing: {first} follows it, and no intact snapshot precedes that");
+    Err(Unusable::Damaged(why).into())
 }
 
 /// Returns whether the log begins with an empty shard: none of the snapshots, which need the log from these
