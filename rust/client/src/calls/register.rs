@@ -286,7 +286,7 @@ impl Client {
 
     /// Sends the values of some slices.
     fn assign(&self, wanted: &[Wanted<'_>], window: &[(&Placed, usize)], deadline: Instant) -> Result<()> {
-        let (isa, sequence) = (Isa::get()?, next(&mut self.lock_sequence()));
+        let isa = Isa::get()?;
         let (epoch, _) = self.map.look_up(std::iter::empty());
         let mut names: Vec<Arc<str>> = Vec::new();
         let mut drafts = Vec::with_capacity(window.len());
@@ -310,7 +310,11 @@ impl Client {
             drafts.push(Draft::new(tensor, entry, *k, header, None, Payload::Owned(body)));
         }
         drafts.extend(small.finish());
-        let call = self.submit(drafts, Vec::new(), deadline, Some(sequence));
+        let call = {
+            let mut last = self.lock_sequence();
+            let sequence = next(&mut last);
+            self.submit(drafts, Vec::new(), deadline, Some(sequence))
+        };
         call.wait(Duration::MAX, None)?;
         pushed(&self.shared, &call, &names).map(drop).map_err(plain)
     }
