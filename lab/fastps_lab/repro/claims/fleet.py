@@ -20,7 +20,7 @@ QUICK, FULL = 30.0, 120.0
 LOWER, SHARE = 0.05, 0.75
 #: The arms of the quick form; others need packages that this project does not install.
 OURS = ("DiLoCo", "Sync")
-COLORS = dict(zip(ARMS, ("#2166ac", "#b2182b", "#5aae61"), strict=True))
+COLORS = dict(zip(ARMS, ("#2166ac", "#b2182b", "#5aae61", "#e08214", "#762a83"), strict=True))
 
 
 def measure(setting: Setting) -> Figures:
