@@ -72,7 +72,7 @@ def test_what_a_kill_costs_is_what_its_versions_come_later() -> None:
 
 def wait_for(arm: Arm, reached: Callable[[Look], bool]) -> Look:
     """Waits until a fleet has reached something."""
-    deadline, look = time.monotonic() + 120, None
+    deadline, look = time.monotonic() + 180, None
     while time.monotonic() < deadline:
         if (look := arm.look()) is not None and reached(look):
             return look
@@ -94,6 +94,7 @@ def processes_of(session: int) -> list[int]:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["elastic all-reduce", "hivemind"])
 def test_a_fleet_of_another_library_loses_its_first_machine_and_takes_it_back(
     name: str, tmp_path: Path
@@ -115,6 +116,7 @@ def test_a_fleet_of_another_library_loses_its_first_machine_and_takes_it_back(
             first = running.pop(0)
             assert os.getpgid(first.process.pid) == first.process.pid
             first.kill()
+            first.close()
             assert processes_of(first.process.pid) == []
             without = wait_for(arm, lambda look: look.present == 2)
             running.append(start(0, 3))

@@ -191,6 +191,7 @@ def hivemind(peer: Peer) -> None:
         optimizer=lambda params: torch.optim.AdamW(params, **INNER),
         use_local_updates=True,
         matchmaking_time=1.0,
+        averager_opts={"request_timeout": 0.5},  # below the matchmaking time, as hivemind asks for
         averaging_timeout=2 * LEASE,
         load_state_timeout=PATIENT.total_seconds(),
         tracker_opts={**often, "metadata_expiration": LEASE},
