@@ -94,10 +94,10 @@ CLAIMS = [
         minutes=(1.3, 11.0),
         note="Four processes follow a made-up trace of preemptions and speeds; one that is gone is no longer "
         "waited for after 3 s. Those of fastps are behind proxies that add 25 ms each way; those of "
-        "the others, which exchange among themselves, have no such delay; torchft has one fragment. Sync takes "
-        "AdamW on the servers, the others inside. Elastic all-reduce is torchrun's, with a snapshot every 20 "
-        "steps: whenever a machine goes or comes, all start again from the last one, as forks that need not "
-        "import torch. hivemind averages values after as many samples as rounds of the others have. The store "
-        "of the former and the first peer of the latter are beside the machines.",
+        "the others, which exchange among themselves, have no such delay; torchft has one fragment. Sync "
+        "takes AdamW on the servers, the others inside. Elastic all-reduce is torchrun's, with a snapshot "
+        "every 20 steps: whenever a machine goes or comes, all start again from the last one, as forks that "
+        "need not import torch. hivemind averages values after as many samples as rounds of the others "
+        "have. The store of the former and the first peer of the latter are beside the machines.",
     ),
 ]
