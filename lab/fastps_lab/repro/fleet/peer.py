@@ -164,8 +164,10 @@ def every_step(peer: Peer) -> None:
         grads = [param.grad for param in peer.model.values()]
         flat = torch.cat([grad.flatten() for grad in grads])
         dist.all_reduce(flat)
-        for grad, mean in zip(grads, (flat / world).split([grad.numel() for grad in grads]), strict=True):
-            grad.copy_(mean.view_as(grad))
+        at = 0
+        for grad in grads:
+            grad.copy_(flat[at : at + grad.numel()].view_as(grad) / world)
+            at += grad.numel()
         peer.inner.step()
         step += 1
         if step % EVERY == 0:
