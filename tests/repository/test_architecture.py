@@ -266,7 +266,10 @@ def python_files() -> list[Path]:
 RL = ROOT / "python/fastps/rl"
 CONVNET = ROOT / "lab/fastps_lab/repro/convnet.py"
 #: The programs of claims' worker processes, which nothing imports.
-PROCESSES = {ROOT / "lab/fastps_lab/repro" / name for name in ("allreduce/worker.py", "fleet/peer.py")}
+PROCESSES = {
+    ROOT / "lab/fastps_lab/repro" / name
+    for name in ("allreduce/worker.py", "fleet/beside.py", "fleet/peer.py")
+}
 NETS = {
     ROOT / "lab/fastps_lab/repro/figures/nets" / name
     for name in ("images.py", "parts_costs.py", "parts_model.py", "residual.py")

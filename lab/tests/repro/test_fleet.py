@@ -1,15 +1,25 @@
-"""The claim `fleet`: its trace, and its judge by figures; `test_repro_judges.py` plays it."""
+"""The claim `fleet`: its trace, its judge by figures, and its arms of other libraries; `test_repro_judges.py`
+plays it.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from fastps_lab.repro.claims.fleet import judge
+from fastps.commands.kit.children import Child, end
+from fastps_lab.repro.claims.fleet import judge, why_absent
 from fastps_lab.repro.claims.one_kill import KILL, lost
 from fastps_lab.repro.claims.one_kill import judge as judge_kill
+from fastps_lab.repro.fleet.arms import ARMS, PACKAGES, Arm, Look
 from fastps_lab.repro.fleet.trace import Life, machine_seconds, read_trace
+from fastps_lab.repro.fleet.worker import Job
+from fastps_lab.repro.local_steps import problem
 
 
 def test_the_trace_names_the_processes_of_each_machine() -> None:
@@ -58,3 +68,70 @@ def test_what_a_kill_costs_is_what_its_versions_come_later() -> None:
     few = judge_kill({"present": 3, "versions": {"DiLoCo": quick, "torchft": slow}})
     assert few.holds is True
     assert "3 of 4 took part with torchft" in few.measured
+
+
+def wait_for(arm: Arm, reached: Callable[[Look], bool]) -> Look:
+    """Waits until a fleet has reached something."""
+    deadline, look = time.monotonic() + 180, None
+    while time.monotonic() < deadline:
+        if (look := arm.look()) is not None and reached(look):
+            return look
+        time.sleep(0.05)
+    raise AssertionError(f"it has not come to it: {look}")
+
+
+def processes_of(session: int) -> list[int]:
+    """The processes that have a machine's session, and have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _parent, _group, of = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:  # it has ended since
+            continue
+        if int(of) == session and state not in "ZX":
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["elastic all-reduce", "hivemind"])
+def test_a_fleet_of_another_library_loses_its_first_machine_and_takes_it_back(
+    name: str, tmp_path: Path
+) -> None:
+    """And nothing is left of a machine that was killed, whatever it has started."""
+    for package in PACKAGES[name]:
+        pytest.importorskip(package, reason=f"without {package}, which this project does not install")
+    (tmp_path / "clock").write_text(str(time.monotonic()))
+    task = problem("text", True)
+    with ARMS[name](task, tmp_path) as arm:
+
+        def start(machine: int, seed: int) -> Child:
+            job = Job("", ("", {}), machine, ((0.0, 0.01),), str(tmp_path / "clock"), True, seed)
+            return arm.start(job, tmp_path / f"worker-{seed}.log")
+
+        running = [start(machine, machine) for machine in range(3)]
+        try:
+            all_there = wait_for(arm, lambda look: look.present == 3)
+            first = running.pop(0)
+            assert os.getpgid(first.process.pid) == first.process.pid
+            first.kill()
+            first.close()
+            assert processes_of(first.process.pid) == []
+            without = wait_for(arm, lambda look: look.present == 2)
+            running.append(start(0, 3))
+            again = wait_for(arm, lambda look: look.present == 3 and look.version > without.version)
+        finally:
+            end(running, 0.0)
+        assert again.loss < all_there.loss < task.loss(task.start(0))
+        assert [processes_of(child.process.pid) for child in running] == [[], [], []]
+
+
+def test_an_arm_without_its_packages_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, packages in PACKAGES.items():
+        monkeypatch.setitem(PACKAGES, name, ("numpy", f"no-{packages[-1]}"))
+        for quick in (True, False):
+            assert why_absent(name, quick) == f"without no-{packages[-1]}"
+        monkeypatch.setitem(PACKAGES, name, ("numpy",))
+        assert why_absent(name, False) == ""
+        assert why_absent(name, True) == "not in the quick form"

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import fastps
-from fastps.commands.kit import Closing
-from fastps.commands.kit.children import ONE_THREAD, Child, python_module
+from fastps.commands.kit import Closing, CommandError
+from fastps.commands.kit.children import ONE_THREAD, Child, end, python_module
 from fastps.commands.kit.proxy import Proxy
 from fastps.commands.kit.servers import LocalCluster
 from fastps_lab.repro.fleet.worker import Job
 from fastps_lab.repro.local_steps import Problem
 
-__all__ = ["ARMS", "DELAY", "EVERY", "LEASE", "PACKAGES", "Arm", "Look"]
+__all__ = ["ARMS", "DELAY", "EVERY", "LEASE", "PACKAGES", "PATIENT", "Arm", "Look"]
 
 #: Local steps of a round, in every arm that has rounds.
 EVERY = 20
@@ -25,8 +27,14 @@ EVERY = 20
 LEASE = 3.0
 #: Seconds of each way between a worker and the server of fastps.
 DELAY = 0.025
+#: Seconds that a process may take to import what it needs.
+PATIENT = 300.0
 #: The packages that an arm needs besides NumPy.
-PACKAGES = {"torchft": ("torch", "torchft")}
+PACKAGES = {
+    "torchft": ("torch", "torchft"),
+    "elastic all-reduce": ("torch",),
+    "hivemind": ("torch", "hivemind"),
+}
 
 
 class Look(NamedTuple):
@@ -38,6 +46,16 @@ class Look(NamedTuple):
     version: int
     loss: float
     present: int | None = None
+
+
+class Machine(Child):
+    """The process of a machine, with all that it starts: they are in its session, and end with it."""
+
+    def kill(self) -> None:
+        """Sends SIGKILL to all of them and waits for the end of the first."""
+        with suppress(ProcessLookupError, PermissionError):  # none is left
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 class Arm(Closing):
@@ -94,7 +112,7 @@ class Fastps(Arm):
 
 
 class Peers(Arm):
-    """Processes that exchange tensors among themselves; that of machine 0 says what it has reached."""
+    """Processes that exchange tensors among themselves; one of them says what it has reached."""
 
     kind = ""
 
@@ -136,9 +154,37 @@ class Torchft(Peers):
         self._address = f"http://127.0.0.1:{port}"
 
 
+class Meeting(Peers):
+    """Processes that find each other at one beside the machines."""
+
+    def __init__(self, task: Problem, folder: Path) -> None:
+        super().__init__(task, folder)
+        beside = _process("beside", self.kind, folder / "beside.log")
+        self._stack.callback(end, [beside], 0.0)
+        self._address = beside.read_line(PATIENT) or ""
+        if not self._address:
+            raise CommandError(f"{self.kind} does not start: {beside.last_words()}")
+
+
+class Elastic(Meeting):
+    """A gradient of all at every step, by gloo under torchrun's elastic agents."""
+
+    kind = "elastic"
+
+
+class Hivemind(Meeting):
+    """Local steps of hivemind's optimizer, whose peers average their values once a round."""
+
+    kind = "hivemind"
+
+
 def _child(job: Job, module: str, log: Path) -> Child:
-    command = python_module(f"fastps_lab.repro.fleet.{module}")
-    return Child([*command, json.dumps(dataclasses.asdict(job))], log, {**ONE_THREAD, "FASTPS_WEB": "off"})
+    return _process(module, json.dumps(dataclasses.asdict(job)), log)
+
+
+def _process(module: str, argument: str, log: Path) -> Child:
+    command = [*python_module(f"fastps_lab.repro.fleet.{module}"), argument]
+    return Machine(command, log, {**ONE_THREAD, "FASTPS_WEB": "off"})
 
 
 def _rounds(task: Problem, folder: Path) -> Arm:
@@ -155,4 +201,6 @@ ARMS: dict[str, Callable[[Problem, Path], Arm]] = {
     "DiLoCo": _rounds,
     "Sync": _every_step,
     "torchft": Torchft,
+    "elastic all-reduce": Elastic,
+    "hivemind": Hivemind,
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fastps.commands.kit import CommandError
 from fastps.commands.kit.children import Child, end
-from fastps_lab.repro.fleet.arms import Arm, Look
+from fastps_lab.repro.fleet.arms import PATIENT, Arm, Look
 from fastps_lab.repro.fleet.trace import Life, machine_seconds
 from fastps_lab.repro.fleet.worker import READY, Job
 from fastps_lab.repro.local_steps import Problem
@@ -19,8 +19,8 @@ __all__ = ["play"]
 
 #: Seconds between two looks at what the fleet has reached.
 LOOK = 1.0
-#: Seconds that a process may take to import what it needs, and those from then to the begin of the trace.
-PATIENT, SOON = 300.0, 0.5
+#: Seconds from when all have imported what they need to the begin of the trace.
+SOON = 0.5
 
 
 def play(
