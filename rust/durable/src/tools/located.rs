@@ -142,9 +142,10 @@ fn unknown(data_dir: &Path, moment: &Moment, newest: u64) -> Error {
     match moment {
         Moment::Tensor(name, version) => {
             let (known, is_known) = Known::read(data_dir).tensor(name);
-            match is_known {
-                true => why(format!("tensor {name:?} never had version {version}")).expected(known, version),
-                false => why(format!("no tensor is called {name:?}")).expected(known, format!("{name:?}")),
+            if is_known {
+                why(format!("tensor {name:?} never had version {version}")).expected(known, version)
+            } else {
+                why(format!("no tensor is called {name:?}")).expected(known, format!("{name:?}"))
             }
         }
         Moment::Pushes(_) => why(format!("the worker has no {moment} in the history"))

@@ -109,7 +109,7 @@ fn every_version_time_and_push_comes_back() {
     for (moment, why) in [
         (Moment::Version(last(10) + 1), "after the last change"),
         (Moment::Tensor("a".into(), last(10) + 1), "never had version"),
-        (Moment::Tensor("none".into(), 1), "never had version"),
+        (Moment::Tensor("none".into(), 1), "no tensor is called \"none\""),
         (push_of(7, 1), "no push 1"),
         (Moment::Time(1000), "before the first time"),
     ] {
