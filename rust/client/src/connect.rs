@@ -374,7 +374,9 @@ async fn meet_all(
         let next = tokio::select! {
             next = tokio::time::timeout(wait, tries.join_next()) => next.unwrap_or(None),
             Some(Ok(owners)) = looks.join_next() => {
-                owners.into_iter().for_each(|address| ask(&mut tries, address));
+                for address in owners {
+                    ask(&mut tries, address);
+                }
                 continue;
             }
         };
