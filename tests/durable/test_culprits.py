@@ -21,6 +21,10 @@ WORKERS, STEPS, SPOILED = 3, 12, 8
 SIZE = 8
 
 
+def said_of(kept: Kept, version: int) -> list[str]:
+    return what_changed(kept, str(version), version, version - 1 if version > 1 else None)
+
+
 def train(folder: Path, mode: Callable[[], fastps.Mode], bad: int, shards: int) -> None:
     """Three workers whose gradients make each version together, one of them bad."""
     begin = {"w": np.zeros(SIZE, np.float32)}
@@ -64,14 +68,14 @@ def test_a_step_of_several_workers_accuses_none_of_them(
         rows = past.changes[past.changes["version"] == version]
         assert {past.name(int(row["client"])) for row in rows} == {f"g{rank}" for rank in range(WORKERS)}
         assert len(np.unique(rows["norm"][rows["shard"] == 0])) == 1
-        (said, *_) = what_changed(Kept(str(folder)), version)
+        (said, *_) = said_of(Kept(str(folder)), version)
         assert "one step with the gradients of 3 workers to w: 'g0' (its push " in said
         assert "), 'g1' (its push " in said
         assert ") and 'g2' (its push " in said
         assert "cannot tell which" in said
         # What only one has pushed names that one.
         alone = int(first["version"][first["workers"] == 1][0])
-        assert "push 2 of worker 'boss' to w: lr 0.1, |g| " in what_changed(Kept(str(folder)), alone)[0]
+        assert "push 2 of worker 'boss' to w: lr 0.1, |g| " in said_of(Kept(str(folder)), alone)[0]
         capfd.readouterr()
         assert main(["history", "--json", str(folder)]) == 0
         shown = json.loads(capfd.readouterr().out)["workers"]
@@ -112,7 +116,7 @@ def test_a_difference_of_several_workers_names_all_of_them(tmp_path: Path) -> No
     past = fastps.history(tmp_path)
     rows = past.changes[past.is_gradient & (past.changes["workers"] == WORKERS)]
     assert len(rows) >= 2 * WORKERS
-    said = what_changed(Kept(str(tmp_path)), int(rows["version"][-1]))[0]
+    said = said_of(Kept(str(tmp_path)), int(rows["version"][-1]))[0]
     assert all(f"'g{rank}' (its push " in said for rank in range(WORKERS)), said
 
 
@@ -145,7 +149,7 @@ def test_every_kind_of_change_is_named(tmp_path: Path, capfd: pytest.CaptureFixt
     assert not (past.is_program & past.is_gradient).any()
     assert {past.name(int(change["client"])) for change in programs} == {"boss"}
     kept = Kept(str(tmp_path))
-    assert any("an assignment by 'boss' (its push" in line for line in what_changed(kept, made["assigned"]))
+    assert any("an assignment by 'boss' (its push" in line for line in said_of(kept, made["assigned"]))
     for kind, wanted in [
         ("registered", "of values to "),
         ("assigned", "of values to "),
@@ -155,7 +159,7 @@ def test_every_kind_of_change_is_named(tmp_path: Path, capfd: pytest.CaptureFixt
         ("program", "of its coordinator 'boss', to w"),
         ("program", "w moved by "),
     ]:
-        lines = what_changed(kept, made[kind])
+        lines = said_of(kept, made[kind])
         assert any(wanted in line for line in lines), (kind, lines)
         assert not any("not finite" in line for line in lines), (kind, lines)
     assert main(["history", str(tmp_path)]) == 0
