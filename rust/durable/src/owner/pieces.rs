@@ -303,6 +303,20 @@ mod tests {
     }
 
     #[test]
+    fn ten_thousand_pieces_are_one_history() {
+        let (_, shortest) = copied();
+        let begin = shortest.last().unwrap().end;
+        let places = (0..=10_000).map(|k| at(begin.segment, begin.offset + 10 * k));
+        let places: Vec<_> = places.collect();
+        let more = places.windows(2).map(|two| piece(5, two[0], two[1]));
+        let pieces: Vec<_> = shortest.into_iter().chain(more).collect();
+        let found = history(&pieces, &sample(), at(1, 0)).unwrap();
+        assert_eq!((found.pieces.len(), found.end), (10_006, places[10_000]));
+        let needless = pieces.iter().filter(|piece| is_needless(**piece, &sample(), places[5000]));
+        assert_eq!(needless.count(), 5006);
+    }
+
+    #[test]
     fn late_pieces_of_older_terms_do_not_exist() {
         let (record, mut pieces) = copied();
         let expected = history(&pieces, &record, at(1, 0)).unwrap();

@@ -30,6 +30,8 @@ struct Faulty {
     ignores_conditions: AtomicBool,
     /// Has no answer.
     is_away: AtomicBool,
+    /// Has no answer to a write, which it takes.
+    loses_answers: AtomicBool,
 }
 
 impl fmt::Display for Faulty {
@@ -59,7 +61,11 @@ impl ObjectStore for Faulty {
         if self.ignores_conditions.load(Ordering::Relaxed) {
             options.mode = PutMode::Overwrite;
         }
-        self.store.put_opts(place, payload, options).await
+        let put = self.store.put_opts(place, payload, options).await;
+        if self.loses_answers.load(Ordering::Relaxed) {
+            return Err(object_store::Error::Generic { store: "faulty", source: "no answer".into() });
+        }
+        put
     }
 
     async fn put_multipart_opts(
@@ -222,6 +228,44 @@ fn an_owner_answers_nothing_while_its_record_is_out_of_reach_and_goes_on_after_t
 }
 
 #[test]
+fn a_write_whose_answer_is_lost_is_read_back() {
+    let store = Arc::new(Faulty::default());
+    let bucket = Bucket::of(store.clone());
+    let folders = ["i", "j"].map(Folder::new);
+    let (owner, owners) = claim(&bucket, claiming(&folders[0], 1, 1));
+    store.loses_answers.store(true, Ordering::Relaxed);
+    let begin = Instant::now();
+    while begin.elapsed() < 2 * LEASE {
+        assert!(owner.holds(), "each renewal is there");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(owners);
+    // The next one waits as long as after any other renewal.
+    store.loses_answers.store(false, Ordering::Relaxed);
+    let (next, owners) = claim(&bucket, claiming(&folders[1], 2, 2));
+    assert_eq!(next.term(), 2);
+    drop(owners);
+}
+
+#[test]
+fn the_first_copy_of_an_earlier_owner_comes_too_late() {
+    let bucket = Bucket::of(Arc::new(InMemory::new()));
+    let folders = ["k", "l"].map(Folder::new);
+    let (_, first) = claim(&bucket, claiming(&folders[0], 1, 1));
+    let (fence, before) = block(bucket.latest_or_fence(0)).unwrap().unwrap();
+    assert!(fence.is_fence() && fence.term == 1);
+    assert!(block(bucket.latest(0)).unwrap().is_none(), "a fence is no copy");
+    drop(first);
+    drop(claim(&bucket, claiming(&folders[1], 2, 2)));
+    let folder = copy::new_folder(1).unwrap();
+    let late = copy::Latest { folder, generation: 1, ..fence };
+    for before in [None, Some(before)] {
+        assert!(!block(bucket.swap(&late, before)).unwrap());
+    }
+    assert_eq!(block(bucket.latest_or_fence(0)).unwrap().unwrap().0.term, 2);
+}
+
+#[test]
 fn who_lost_its_shard_says_who_owns_it() {
     let store = Arc::new(Faulty::default());
     let bucket = Bucket::of(store.clone());
@@ -252,5 +296,5 @@ fn a_store_that_ignores_conditions_and_another_cluster_are_refused() {
     let other = Claiming { cluster: Some(8), ..claiming(&folder, 3, 1) };
     refused(claim(&bucket, other).1, "another cluster owns the shard");
     let trials = block(async { Ok(futures_util::StreamExt::count(store.store.list(None)).await) });
-    assert_eq!(trials.unwrap(), 1, "trial objects are removed");
+    assert_eq!(trials.unwrap(), 2, "a record and a fence: trial objects are removed");
 }
